@@ -1,9 +1,11 @@
 """JAX: compiled steps with donated state, device counters, and prediction from the compiler's own analysis."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -37,6 +39,9 @@ SCRATCH_FAILED = "YNNPACK operation failed: error"
 `ynn_runtime::invoke` (XNNPACK, ynnpack/subgraph/runtime.cc) says so of every operation that cannot be carried out, and
 XLA fixes and checks the sizes of its operations before the program runs.
 """
+
+DRAWN = 3
+"""Copies of a parameter while it is drawn on the CPU: of numpy, of JAX, and one between."""
 
 BOUND_SLACK = 0.01
 """By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
@@ -307,13 +312,31 @@ def predict(
         raise Unavailable("what follows the steps of a run is there in torch alone: leave out `evaluations`")
     compiled = lowered(parts, like(batch), parts).compile(QUICK)
     arguments, growth, _ = _analysis(compiled)
+    made = arguments if ranks > 1 else max(arguments, _most_while_drawn(parts))
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     growth += jax_scratch.scratch(compiled.as_text() or "", threads)
     growth += int(parts.notes.get(BESIDE, 0))
-    peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
+    living = source_bytes + arguments
+    peaks = {"init": source_bytes + made, "batches": living, "steady_step": living + growth}
     if ranks > 1:
         return Forecast(peaks, ())
     return Forecast(peaks, _work(parts, _state(parts), like(batch)))
+
+
+def _most_while_drawn(parts: Parts) -> int:
+    """Return the most that drawing one parameter after the other takes: those before it, and it in `DRAWN` copies."""
+    held, most = 0, 0
+
+    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+        nonlocal held, most
+        value = inner(parts, name, shape, deviation)
+        most = max(most, held + DRAWN * 4 * math.prod(shape))
+        held += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(value))
+        return value
+
+    inner = parts.draw
+    jax.eval_shape(partial(parts.init, replace(parts, draw=draw)), None)
+    return most
 
 
 def _for_gpu(build: Callable[[], Parts], batch: Sizes, ranks: int) -> Forecast:

@@ -41,10 +41,10 @@ class Host(NamedTuple):
     reclaimable: int = 0
 
     def beside(self, traced: Mapping[str, int]) -> dict[str, int]:
-        """Return the peaks with what lives in the run while a batch is fetched: all its state, in JAX its arguments."""
+        """Return the peaks with what lives in the run while a batch is fetched: all its state."""
         if "batches" not in self.peaks:
             return self.peaks
-        living = traced.get("batches", traced.get("init", self.resident))
+        living = traced.get("batches", self.resident)
         return {**self.peaks, "batches": living + self.peaks["batches"] - self.resident}
 
     def shared(self, ranks: int) -> "Host":

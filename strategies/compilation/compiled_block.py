@@ -5,7 +5,9 @@ in a chain keep one input and are recomputed (min-cut rematerialisation, He and 
 `torch._functorch.partitioners`). Compiling takes tens of seconds and memory of its own, at the first step; sizes are
 taken as static. The compiled code lies in a temporary folder of the process, or where `TORCHINDUCTOR_CACHE_DIR` says;
 no helper processes stay. A C++ compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code,
-and the uncompiled code keeps up to twice as much. Sums are fused, so results differ in the last bits.
+and the uncompiled code keeps up to twice as much. Sums are fused, so results differ in the last bits. Batches of more
+than four or so lengths, as of documents, are computed uncompiled from then on: torch compiles eight forms of a
+function.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,4 +89,12 @@ def on_torch(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("compiled_block", rewrites=("block",), on={"torch": on_torch}, about=__doc__)]
+    return [
+        Strategy(
+            "compiled_block",
+            rewrites=("block",),
+            on={"torch": on_torch},
+            about=__doc__,
+            conflicts={"before int8_activations": "torch cannot compile what rounds: name it after int8_activations"},
+        )
+    ]

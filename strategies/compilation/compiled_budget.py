@@ -21,4 +21,12 @@ def on_torch(parts: Parts, budget: float = 0.5) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("compiled_budget", rewrites=("block",), on={"torch": on_torch}, about=__doc__)]
+    return [
+        Strategy(
+            "compiled_budget",
+            rewrites=("block",),
+            on={"torch": on_torch},
+            about=__doc__,
+            conflicts={"before int8_activations": "torch cannot compile what rounds: name it after int8_activations"},
+        )
+    ]

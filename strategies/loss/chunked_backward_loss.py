@@ -5,7 +5,8 @@ gradients, and these are added up before the next chunk begins. Nothing is compu
 elements of a chunk in float32, the gradient of the hidden states, and the gradient of the classifier twice, once of all
 chunks so far in float32 and once of the chunk at hand. Both are of the *sum* of the losses until the end: what comes
 from above and the number of targets that count are multiplied in there, so that a loss scale keeps float16 from
-underflowing. There is no second derivative. `fused_loss` does the same by formulas, in place.
+underflowing. A product of float16 sums up in it, whatever the loss scale: a chunk overflows whose rows of one target
+add up to more than 65,504. There is no second derivative. `fused_loss` does the same by formulas, in place.
 """
 
 from collections.abc import Callable

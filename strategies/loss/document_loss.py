@@ -20,7 +20,7 @@ def checked(parts: Parts, chunk: int) -> None:
         raise ValueError(f"document_loss: chunk is {chunk}: give a number of tokens, or 0 for all at once")
     if Objective.of(parts.shape) != Objective():
         raise ValueError("document_loss: it has no z_loss, soft_cap or label_smoothing: leave them at 0")
-    if getattr(parts.shape, "tokens", 2) < 2:
+    if getattr(parts.shape, "tokens", getattr(parts.shape, "window", 2)) < 2:
         raise ValueError("document_loss: it leaves out the last token of each row: take two tokens or more")
 
 
@@ -89,6 +89,10 @@ def harness_strategies() -> list[Strategy]:
                 ),
                 "chunked_backward_loss": "it would leave out the last token of each chunk",
                 "drop_ignored": "of all rows in one it would leave out the last token alone",
+                **dict.fromkeys(
+                    ("accumulate", "ddp", "zero1", "zero2", "fsdp"),
+                    "pieces of the batch are weighed by all their targets, and it leaves out the last of each row",
+                ),
                 "truncated_bptt": "it would leave out the last frame of each segment, whose target the weights count",
             },
         )

@@ -5,6 +5,7 @@ in 16 bit on a CPU a float32 copy of the weight besides. `policy` is its accumul
 `compact`; `chunk` 0 leaves the choice to it. Sums within a chunk are in float32: naming a policy alone would leave them
 in the type of the inputs. In that type torch adds up what chunks give: the gradient of the weight, and in bfloat16 the
 loss, which many chunks put a few percent off. What it would do by the full logits, with a warning, is an error here.
+Of a batch without a target that counts its gradients are no numbers.
 """
 
 import warnings

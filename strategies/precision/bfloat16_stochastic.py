@@ -5,8 +5,9 @@ of 256 Ki elements, of larger parameters of a sixteenth, 4 Mi at most, since les
 layer's whole matrix. A value between two neighbours is rounded up with a probability equal to its distance from the
 lower one, so that the mean over many steps is right. Rounding to nearest would lose every update below 1/256 of a
 weight, and the second moment would never decay. The random bits follow from `seed`, the step, the name of the parameter
-and where in its memory an update begins, so a run can be repeated. Parts of a parameter on several ranks may get the
-same bits, and in JAX layers that are updated one by one do. Source: Zamirai et al., 2021, arXiv:2010.06192.
+and where in its memory an update begins, so a run can be repeated. What is wider, as adapters are, is not rounded.
+Parts of a parameter on several ranks may get the same bits, and in JAX layers that are updated one by one do. Source:
+Zamirai et al., 2021, arXiv:2010.06192.
 """
 
 import zlib
@@ -50,7 +51,7 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
                 wide = p_.to(torch.float32).mul_(1 - rate * decay)
                 wide.addcdiv_(m, scale, value=-rate / (1 - BETA_1**steps))
                 for narrow, exact in ((p_, wide), (m_, m), (v_, v)):
-                    narrow.copy_(rounded(exact, bits))
+                    narrow.copy_(rounded(exact, bits) if narrow.dtype == torch.bfloat16 else exact)
 
         tree.mapped(move, state["params"], tree.names(state["params"]), grads, state["moments"])
         return {**state, "steps": steps}
@@ -76,12 +77,15 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
         of_step = jax.random.fold_in(jax.random.key(seed), steps)
 
         def move(p: Any, g: Any, m: Any, v: Any, key: Any) -> Any:
+            dtypes = [each.dtype for each in (p, m, v)]
             g, m, v, wide = (each.astype(jnp.float32) for each in (g, m, v, p))
             m = m + (1 - BETA_1) * (g - m)
             v = BETA_2 * v + (1 - BETA_2) * g * g
             scale = jnp.sqrt(v) / jnp.sqrt(1 - BETA_2**count) + EPSILON
             wide = wide * (1 - rate * decay) - rate / (1 - BETA_1**count) * (m / scale)
-            return tuple(rounded(each, of) for each, of in zip((wide, m, v), jax.random.split(key, 3), strict=True))
+            keys = jax.random.split(key, 3)
+            stored = zip((wide, m, v), keys, dtypes, strict=True)
+            return tuple(rounded(each, of) if dtype == jnp.bfloat16 else each for each, of, dtype in stored)
 
         def leaf(p: Any, name: str, g: Any, m: Any, v: Any) -> Any:
             if not p.ndim:

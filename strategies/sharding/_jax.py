@@ -73,7 +73,8 @@ def after(value: Any, *others: Any) -> Any:
     there = jnp.array(True)
     for other in others:
         first = other[(0,) * other.ndim]
-        there &= first == first  # it is, or it is no number, which the compiler cannot know
+        bits = lax.bitcast_convert_type(first, jnp.dtype(f"int{8 * first.dtype.itemsize}"))
+        there &= (bits | 1) != 0  # so it is, even of what is no number, but the compiler does not know
     return jnp.where(there, value, jnp.nan if jnp.issubdtype(value.dtype, jnp.floating) else 0)
 
 
@@ -109,7 +110,7 @@ def by_rows(parts: Parts, x: Any, y: Any) -> Any:
     size = -(-len(x) // parts.ranks)
     if (used := -(-len(x) // size)) < parts.ranks:
         parts.notes["ranks"] = (
-            f"a batch of {len(x)} rows leaves {parts.ranks - used} of {parts.ranks} ranks without any"
+            f"a batch of {shares.rows(len(x))} leaves {parts.ranks - used} of {parts.ranks} ranks without any"
         )
     whole = size * parts.ranks
     return weighed(parts, *(own_piece(parts, filled(each, whole, 0, nothing)) for each, nothing in _batch(x, y)))
@@ -139,12 +140,13 @@ def _batch(x: Any, y: Any) -> Any:
 def weighed(parts: Parts, x: Any, y: Any) -> Any:
     """Weigh a part of the batch by the targets in it that count: the mean over all is no mean of means.
 
-    A part without any gets one, and no weight: a mean over nothing is no number.
+    A part without any gets one, and no weight: a mean over nothing is no number. The loss of a batch without any
+    is 0.
     """
     targets = (y != IGNORED).sum()
     total = over_ranks(parts, targets)
     x = jnp.where(total >= targets, x, 0)  # which is so: but the layers wait for it, see `after`
-    weight = targets / total
+    weight = targets / jnp.maximum(total, 1)
     return x, jnp.where(targets == 0, y.at[(0,) * y.ndim].set(0), y), weight
 
 

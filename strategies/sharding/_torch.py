@@ -199,7 +199,7 @@ def by_rows(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]
     rank, ranks = dist.get_rank(), dist.get_world_size()
     size = -(-len(x) // ranks)
     if (used := -(-len(x) // size)) < ranks:
-        parts.notes["ranks"] = f"a batch of {len(x)} rows leaves {ranks - used} of {ranks} ranks without any"
+        parts.notes["ranks"] = f"a batch of {shares.rows(len(x))} leaves {ranks - used} of {ranks} ranks without any"
     return weighed(*(filled(each[rank * size :][:size], size, 0, nothing) for each, nothing in ((x, 0), (y, IGNORED))))
 
 
@@ -247,10 +247,11 @@ def for_all(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
 def weighed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weigh a part of the batch by the targets in it that count: the mean over all is no mean of means.
 
-    A part without any gets one, and no weight: a mean over nothing is no number.
+    A part without any gets one, and no weight: a mean over nothing is no number. The loss of a batch without any
+    is 0.
     """
     targets = (y != IGNORED).sum()
-    weight = targets / all_reduce(targets.clone())
+    weight = targets / all_reduce(targets.clone()).clamp_(min=1)
     first = torch.zeros_like(y, dtype=torch.bool)
     first[(0,) * y.dim()] = True
     return x, torch.where(first & (targets == 0), 0, y), weight

@@ -27,6 +27,11 @@ def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int, re
     return replace(parts, division=replace(division, granularity=finest, gradients_reduced=True))
 
 
+def rows(count: int) -> str:
+    """Write how many rows there are."""
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
 def in_order(rank: int, ranks: int) -> tuple[int, ...]:
     """Return the one stretch of every row that a rank takes, in the order of the ranks."""
     return (rank,)

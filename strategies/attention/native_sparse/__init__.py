@@ -10,11 +10,12 @@ The paper learns two things that are fixed here, because only queries, keys and 
 compressed (here its mean, without overlap), and the gate of each branch (here a third). So memory and speed are
 those of NSA without its fused kernel, and the quality of the model is not. No gradient passes through the choice.
 
-Peak beside queries, keys and values: `chunk` queries C at a time, recomputed in the backward pass, with
-4 B G C blocks block K elements of gathered keys, values and their gradients, and 3 B H C (T / block + blocks block +
-window) of scores; two more copies of keys and values, and gradients in float32 at the least. So memory is linear in
-T, and time is T (T / block + blocks block + window): far from the square, yet the gathers of each token on its own
-are what a fused kernel would save, and without one it is slow where T is short. Softmax is in float32 at the least.
+Peak beside queries, keys and values: `chunk` queries C at a time, recomputed in the backward pass, with 4 B G C blocks
+block K elements of gathered keys, values and their gradients, and 3 B H C (T / block + blocks block + window) of
+scores; two more copies of keys and values, and gradients in float32 at the least. So memory is linear in T (keys are
+padded to whole blocks), and time is T (T / block + blocks block + window): far from the square, yet the gathers of each
+token on its own are what a fused kernel would save, and without one it is slow where T is short. Softmax is in float32
+at the least.
 """
 
 from dataclasses import replace

@@ -29,6 +29,7 @@ def by_chunks(q_BTHK: Any, k_BTGK: Any, v_BTGK: Any, chunk: int, window: int) ->
     The stretches of keys have one size, so that one program serves all chunks: keys are padded at both ends.
     """
     B, T, H, K = q_BTHK.shape
+    chunk = min(chunk, T)
     count = -(-T // chunk)
     before, after = min(window, T) - 1, count * chunk - T
     q = jnp.pad(q_BTHK, ((0, 0), (0, after), (0, 0), (0, 0))).reshape(B, count, chunk, H, K).swapaxes(0, 1)

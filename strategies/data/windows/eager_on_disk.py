@@ -17,6 +17,8 @@ from strategies.data.windows.strided_view import view
 def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
     if block < 1:
         raise ValueError(f"eager_on_disk: a block of {block} windows is too small; give at least 1")
+    if folder and not os.path.isdir(folder):
+        raise ValueError(f"eager_on_disk: there is no folder '{folder}': give one that is on a disk")
 
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np

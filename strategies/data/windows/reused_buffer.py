@@ -5,7 +5,8 @@ which would cost more than the copy itself. Source: loaders with a ring of share
 
 With torch, windows are gathered by one `index_select` over a flat strided view of contiguous rows. Elsewhere, large
 windows are copied one by one, and small ones some at a time through an array that stays in the processor's cache. A
-batch of more windows than the source's is an array of its own.
+batch of more windows than the source's is an array of its own. In JAX on a CPU a batch may lie in the buffer itself: a
+loop of your own has to wait for each step, as that of the harness does, or a batch is overwritten while it is read.
 """
 
 from collections.abc import Callable

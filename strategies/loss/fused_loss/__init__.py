@@ -9,7 +9,8 @@ neither the second derivative nor a second backward pass through the same loss e
 Unlike its model, the weight gradient is summed in float32 whatever the inputs are (on a GPU in bfloat16 for weights of
 bfloat16, where there are no more than eight chunks), and both gradients are held *unscaled*: the factor (upstream
 gradient / number of targets that count) is applied in float32 in the backward pass, so a loss scale keeps float16
-gradients from underflowing. A soft cap needs the slopes of a quarter of a chunk besides.
+gradients from underflowing. In float16 a chunk overflows, whatever the scale, whose rows of one target add up to more
+than 65,504 on a CPU. A soft cap needs the slopes of a quarter of a chunk besides.
 
 Knobs, the same in both frameworks:
     chunk         rows of logits alive at once; 0 chooses: their bytes are a quarter of the bytes of the two

@@ -8,6 +8,8 @@ from strategies.optimizers.update_in_backward import REFUSED, watched
 
 def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
     """Run one step; each parameter's gradient is applied as soon as it is made."""
+    if parts.ranks > 1 and parts.division.gradients_reduced:
+        raise ValueError(REFUSED.format(how="sums gradients over ranks"))
     alone: dict[str, Any] = {}
     placeholders: dict[str, Any] = {}
 

@@ -74,6 +74,20 @@ def test_the_scores_of_all_tokens_are_never_in_memory(name, knobs):
     assert taken[name] < 0.2 * taken["dense_attention"]
 
 
+@pytest.mark.parametrize(
+    ("name", "short", "long"),
+    [("chunked_attention", {"chunk": 64}, {"chunk": 4096}), ("window_attention", {"window": 64}, {"window": 4096})],
+)
+def test_in_jax_a_chunk_or_window_beyond_the_row_takes_what_the_row_does(name, short, long):
+    shapes = [jax.ShapeDtypeStruct((1, 64, 2, 16), jnp.float32)] * 3
+    taken = []
+    for options in (short, long):
+        parts = STRATEGIES[name].on["jax"](Parts(None, Place("jax", "cpu")), **options)
+        step = jax.jit(jax.grad(lambda q, k, v, parts=parts: parts.attend(parts, q, k, v).sum(), argnums=(0, 1, 2)))
+        taken.append(step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes)
+    assert taken[1] <= 1.1 * taken[0]
+
+
 def saved_bytes(name, tokens, **knobs):
     """The bytes that autograd keeps of one call in torch."""
     parts = STRATEGIES[name].on["torch"](Parts(None, Place("torch", "cpu")), **knobs)

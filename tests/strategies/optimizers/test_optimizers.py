@@ -605,6 +605,23 @@ def test_what_is_not_a_number_stays_so(backend):
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
+def test_what_is_wider_than_bfloat16_as_adapters_are_is_not_rounded(backend):
+    import jax.numpy as jnp
+
+    g = np.random.Generator(np.random.Philox(key=5)).standard_normal((4, 8), np.float32)
+    if backend == "torch":
+        state, gradient = {"params": {"head": torch.ones(4, 8)}, "moments": None, "steps": 0}, torch.from_numpy(g)
+    else:
+        zeros = {key: {"head": jnp.zeros((4, 8))} for key in ("first", "second")}
+        state = {"params": {"head": jnp.ones((4, 8))}, **zeros, "steps": jnp.zeros((), jnp.int32)}
+        gradient = jnp.asarray(g)
+    parts = parts_of(backend, "bfloat16_stochastic")
+    state = parts.update(parts, state, {"head": gradient})
+    first = state["moments"]["head"][0] if backend == "torch" else state["first"]["head"]
+    np.testing.assert_allclose(np.asarray(first), 0.1 * g, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_of_a_tensor_in_slices_every_row_is_updated_once(backend, monkeypatch):
     """Three rows at a time, and the tenth alone: the first step of Adam is the rate, whatever the gradient."""
     import jax.numpy as jnp

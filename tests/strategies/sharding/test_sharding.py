@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Parts, Place, backends
+from harness import IGNORED, Parts, Place, backends
 from harness.contract import plugins
 from harness.records import Applied, Case
 from harness.run.schedule import conflict
@@ -185,13 +185,32 @@ def test_zigzag_gives_every_rank_the_same_work(ranks):
     assert [in_order(rank, ranks) for rank in range(ranks)] == [(rank,) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize(("rows", "note"), [(4, None), (5, "a batch of 5 rows leaves 1 of 4 ranks without any")])
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        (4, None),
+        (5, "5 rows leaves 1 of 4"),
+        (1, "1 row leaves 3 of 4"),
+    ],
+)
 def test_ranks_that_get_no_row_are_noted(rows, note):
     parts = LOADED.strategies["ddp"].on["torch"](Parts(None, Place("torch", "cpu")))
     ids = torch.zeros(rows, 3, dtype=torch.int64)
     with backends.load("torch").pretended(4):
         x, y, _ = parts.shard_batch(parts, ids, ids)
-    assert len(x) == len(y) == -(-rows // 4) and parts.notes.get("ranks") == note
+    whole = None if note is None else f"a batch of {note} ranks without any"
+    assert len(x) == len(y) == -(-rows // 4) and parts.notes.get("ranks") == whole
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", ["ddp", "ulysses"])
+def test_a_batch_without_a_target_has_no_weight_and_so_no_gradient(name, backend):
+    parts = LOADED.strategies[name].on[backend](Parts(None, Place(backend, "cpu"), ranks=1))
+    library = torch if backend == "torch" else pytest.importorskip("jax.numpy")
+    x, none = (library.full((2, 4), value) for value in (1, IGNORED))
+    with backends.load("torch").pretended(2):
+        _, y, weight = parts.shard_batch(parts, x, none)
+    assert weight == 0 and (y != IGNORED).sum() == 1, "one target, so that its loss is a number"
 
 
 def test_a_row_on_ranks_fits_the_decoder_and_one_by_rows_a_published_decoder():

@@ -70,6 +70,8 @@ REFUSED = (
     ("tensor_parallel", 12, 3, "tensor_parallel cannot share 3 heads for keys and values among 4 ranks: take a"),
 )
 """Strategies that do not go together, or not with so many heads, of queries and of keys, on 4 devices; and why."""
+SKIPPED = ("", 1), (" + ddp", 2)
+"""What is added to a scaled loss, and the number of devices."""
 CLASSIFIERS = "vocabulary_parallel_loss", "zero1 + vocabulary_parallel_loss", "vocabulary_parallel_loss + zero1"
 """Rows in which each of two devices is to have a half of the classifier."""
 
@@ -156,6 +158,12 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(programs):
         assert sentence in said
 
 
+@pytest.mark.long
+def test_a_step_that_a_loss_scale_skips_has_its_loss_on_ranks_as_well(programs):
+    of_one, of_two = programs["skipped"]
+    assert of_two == pytest.approx(of_one, rel=LOWER)
+
+
 def test_ranks_share_what_their_process_holds():
     from harness.worker.ranks import shared
 
@@ -213,8 +221,10 @@ class Trial:
         from harness.records import Applied, Case
 
         def applied(text: str) -> Applied:
+            text, _, on = text.partition(" with ")
             name, _, off = text.partition(" without ")
-            return Applied(name=name, knobs={**self.plugins.strategies[name].probe, **({off: False} if off else {})})
+            knobs = {**self.plugins.strategies[name].probe, **({off: False} if off else {}), **json.loads(on or "{}")}
+            return Applied(name=name, knobs=knobs)
 
         return Case(
             workload="decoder",
@@ -425,6 +435,11 @@ def classifiers() -> dict[str, float]:
     return shares
 
 
+def skipped() -> list[list[float]]:
+    """Give the losses of one device and of two where no step is taken, as its gradients overflow."""
+    return [Trial().outcome(f'float16_scaled with {{"scale": 1e12}}{more}', ranks, {})[0] for more, ranks in SKIPPED]
+
+
 def refusals() -> list[str]:
     """Give what is said of each combination when its step is traced."""
     trial, said = Trial(), []
@@ -446,6 +461,7 @@ def programs_of_ranks() -> dict[str, object]:
         "steps": steps(),
         "classifiers": classifiers(),
         "refusals": refusals(),
+        "skipped": skipped(),
     }
 
 
