@@ -1,7 +1,7 @@
 """From a case to its parts: the untouched ones of the workload, rewritten from left to right."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,10 @@ from harness.contract.data import FEEDS
 from harness.contract.instruments import counted
 from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
+from harness.contract.strategy import Strategy
 from harness.records import Case
 from harness.records.task import DocumentFile, FrameFile, TokenFile
+from harness.refusal import Refusal
 
 Calls = Counter[tuple[str, str]]
 
@@ -42,10 +44,21 @@ def assemble(
         parts = replace(parts, draw=draw(parts.draw))
     for applied in case.strategies:
         strategy = plugins.strategies[applied.name]
-        parts = strategy.on[place.backend](parts, **applied.knobs)
+        parts = rewritten(parts, strategy, applied.knobs)
         if calls is not None:
             parts = counted(parts, strategy, calls)
     return parts
+
+
+def rewritten(parts: Parts, strategy: Strategy, knobs: Mapping[str, Any]) -> Parts:
+    """Apply a strategy; raise Refusal where it returns no parts."""
+    returned = strategy.on[parts.place.backend](parts, **knobs)
+    if not isinstance(returned, Parts):
+        what = "nothing" if returned is None else f"a {type(returned).__name__}"
+        raise Refusal(
+            f"'{strategy.name}' returns {what} for {parts.place.backend}: return the parts, as by `replace(parts, ...)`"
+        )
+    return returned
 
 
 def feeds_of(plugins: Plugins, case: Case) -> str:
@@ -64,7 +77,9 @@ def never_called(calls: Calls) -> str | None:
     if not idle:
         return None
     strategy, part = idle[0]
-    return f"'{strategy}' rewrote '{part}', but it was never called: another strategy replaced it, or nothing uses it"
+    others = [name for (name, other), count in calls.items() if other == part and count]  # those that replaced it
+    why = f"'{others[0]}' replaced it: name it after that, or leave one out" if others else "nothing here uses it"
+    return f"'{strategy}' rewrote '{part}', but it was never called: {why}"
 
 
 def environment_of(plugins: Plugins, case: Case) -> dict[str, str]:

@@ -139,7 +139,7 @@ class Extent:
     `steps` the batches that will be read, `values` how many values a token may have, 0 where that is not known, and
     `in_order` whether the windows are read one after the other. `small_ints` is the share of the tokens below
     SMALL_INTS, None where that is not known. `around` are the bytes of its file that one page fault maps, as was seen
-    of it; 0 where there is no file yet.
+    of it; 0 where there is no file yet. `processes` are those of a run, which share the memory of the machine.
     """
 
     rows: int
@@ -154,6 +154,7 @@ class Extent:
     small_ints: float | None = None
     in_order: bool = True
     around: int = 0
+    processes: int = 1
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -67,7 +67,7 @@ def load(extra: Sequence[str] = ()) -> Plugins:
 
     Raises PluginError for a plugin that cannot be imported, that raises, or that offers something unusable.
     """
-    with _threads_as_daemons():
+    with _threads_as_daemons(), redirect_stdout(sys.stderr):  # what a plugin prints is not what a command answers
         return _loaded(extra)
 
 
@@ -137,6 +137,8 @@ def _register(manager: pluggy.PluginManager, module: ModuleType, name: str) -> N
 def _imported(module: str, name: str) -> ModuleType:
     if Path(module).is_file():
         raise PluginError(f"plugin '{name}' is a file whose name does not end in .py: give one that does, or a module")
+    if Path(module).is_dir() and not module.isidentifier():  # a package may lie in a folder of its name
+        raise PluginError(f"plugin '{name}' is a folder: give a .py file or the name of a module")
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:

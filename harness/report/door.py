@@ -57,7 +57,10 @@ def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:
         raise store.StoreError(f"there are no results in '{places[0]}': run a suite first")
     for sentence in (each for place in places for each in store.notes_of_parts(place)):
         warn(sentence, stacklevel=2)
-    return _report(files, loaded)
+    report = _report(files, loaded)
+    if not any(each.records for each in report.results):
+        raise store.StoreError(f"there is no record in '{places[0]}': name results that `harness run` wrote")
+    return report
 
 
 def run(

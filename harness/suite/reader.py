@@ -353,7 +353,9 @@ class _Reader:
         if name == "baseline":
             raise self.refusal(location, "the baseline is a row of every comparison by itself: leave it out")
         if strategy is None:
-            raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
+            known = nearest(name, self.plugins.strategies)
+            elsewhere = "" if "did you mean" in known else "; one of a plugin needs `--plugin FILE`"
+            raise self.refusal(location, f"there is no strategy '{name}'{known}{elsewhere}")
         if (misfit := strategy.misfit(workload)) is not None:
             raise self.refusal(location, f"{misfit}: leave it out, or choose another workload")
         for knobs in _turns(self.listed(values or {}, location, {})):

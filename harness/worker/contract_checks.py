@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from harness import backends
-from harness.contract.assembly import assemble, feeds_of, never_called
+from harness.contract.assembly import assemble, feeds_of, never_called, rewritten
 from harness.contract.errors import raised
 from harness.contract.instruments import digested
 from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES, RANK_PARTS
@@ -168,7 +168,7 @@ class Contract:
         """Yield where a strategy rewrites other parts than it says, or does not say what it holds."""
         strategy = self.loaded.strategies[name]
         before = assemble(self.loaded, self.case(workload, backend, network=EVERY_PART))
-        after = strategy.on[backend](before, **strategy.probe)
+        after = rewritten(before, strategy, strategy.probe)
         changed = {part for part in PART_NAMES if getattr(before, part) is not getattr(after, part)}
         for part in sorted(changed - set(strategy.rewrites)):
             yield f"it rewrites '{part}', which `rewrites` does not name"

@@ -70,11 +70,13 @@ def request_bytes(text: str) -> int | None:
 
 
 def first_line(text: str) -> str:
-    """Shorten a message to its first line; where that announces a traceback, to the error at its end."""
+    """Shorten a message to its first line, with what that announces; of a traceback to the error at its end."""
     lines = text.strip().splitlines() or [""]
     line, announced, _ = lines[0].partition("Traceback (most recent call last):")
     if announced:
         line += next((line for line in reversed(lines) if line[:1].strip() and line != lines[0]), "")
+    elif line.endswith(":"):
+        line = f"{line} {next(filter(None, map(str.strip, lines[1:])), '')}".strip()
     return line[:400]
 
 

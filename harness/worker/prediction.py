@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import backends
 from harness.backends import Batch, Incomplete, Unavailable
 from harness.contract.assembly import assemble, environment_of, never_called, shape_of
 from harness.contract.data import Extent, Holding
@@ -82,7 +83,9 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             }
         )
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent else None
-        extent = replace(extent, backend=place.backend, around=_around(task, plugins)) if extent is not None else None
+        if extent is not None:
+            processes = backends.processes(place.backend, case.ranks)
+            extent = replace(extent, backend=place.backend, around=_around(task, plugins), processes=processes)
         if place.device == "cpu":
             host = host_peaks(plugins, case, extent).shared(ranks.in_process(task))
         environment = environment_of(plugins, case)

@@ -79,7 +79,7 @@ def _copies(source: Source) -> int:
 
 def holds(extent: Extent, available_gib: float = 0.0, eager: str = "auto") -> Holding:
     copies = numpy_copy.holds(extent)
-    choice = choose(extent.base, copies.windows, available_bytes(available_gib), eager)
+    choice = choose(extent.base, copies.windows, available_bytes(available_gib) // extent.processes, eager)
     windows = copies.windows if choice.eager else 0
     of_rows = mapped.holds(extent) if choice.mapped else Holding()
     return replace(of_rows, windows=of_rows.windows + windows)

@@ -191,7 +191,10 @@ def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
     grads = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
     unused = [name for name, grad in zip(trained, grads, strict=True) if grad is None]
     if unused:
-        raise Refusal(f"the parameter '{unused[0]}' has no part in the loss: use it in the model, or leave it out")
+        raise Refusal(
+            f"the parameter '{unused[0]}' has no part in the loss: use it in the model, or leave it out"
+            "; with a strategy, mend what loses its gradient, such as `detach`"
+        )
     own = _apart(grads)
     every = (next(own) if p.requires_grad else p.new_zeros(()).expand(p.shape) for p in _values(params))
     return value.detach(), trees.rebuilt(params, every)

@@ -4,9 +4,11 @@ from collections import Counter
 
 import pytest
 
+from harness import Strategy
 from harness.contract import plugins
-from harness.contract.assembly import assemble, never_called, probe_of, shape_of
+from harness.contract.assembly import assemble, never_called, probe_of, rewritten, shape_of
 from harness.records import Applied, Case
+from harness.refusal import Refusal
 
 TOY = '''
 from dataclasses import replace
@@ -112,6 +114,14 @@ def trail(parts):
     return " ".join(parts.step(parts, []))
 
 
+@pytest.mark.parametrize(("returned", "words"), [(None, "returns nothing"), ({}, "returns a dict")])
+def test_a_strategy_that_returns_no_parts_is_refused(loaded, returned, words):
+    careless = Strategy("careless", rewrites=("loss",), on={"torch": lambda parts: returned}, about="Forget to return.")
+    parts = assemble(loaded, case_of())
+    with pytest.raises(Refusal, match=f"'careless' {words} for torch: return the parts"):
+        rewritten(parts, careless, {})
+
+
 def test_without_strategies_the_parts_are_the_workload_s_own(loaded):
     assert trail(assemble(loaded, case_of())) == "block block loss"
 
@@ -170,7 +180,7 @@ def test_a_strategy_that_another_replaced_was_never_called(loaded):
     parts = assemble(loaded, case_of("a", "blunt"), calls=calls)
     assert trail(parts) == "block block blunt"
     assert never_called(calls) == (
-        "'a' rewrote 'loss', but it was never called: another strategy replaced it, or nothing uses it"
+        "'a' rewrote 'loss', but it was never called: 'blunt' replaced it: name it after that, or leave one out"
     )
     calls = Counter()
     trail(assemble(loaded, case_of("blunt", "a"), calls=calls))

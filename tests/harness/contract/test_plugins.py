@@ -77,6 +77,11 @@ def test_a_thread_that_a_plugin_starts_and_never_ends_does_not_keep_a_command_fr
     assert done.returncode == 0 and "Keep all, pay all." in done.stdout, done.stderr
 
 
+def test_what_a_plugin_prints_is_not_among_what_a_command_answers(file_of, capsys) -> None:
+    plugins.load((file_of(offering(USED, "print('loaded')\n")),))
+    assert capsys.readouterr() == ("", "loaded\n")
+
+
 def test_threads_are_as_they_were_once_plugins_are_loaded(file_of) -> None:
     start = threading.Thread.start
     plugins.load((file_of(offering(USED)),))
@@ -164,6 +169,7 @@ def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "'no_such_module' cannot be imported" in refusal("no_such_module")
     (tmp_path / "plugin").write_text("")
     assert "is a file whose name does not end in .py" in refusal(str(tmp_path / "plugin"))
+    assert "is a folder: give a .py file" in refusal(str(tmp_path))
     (tmp_path / "folder.py").mkdir()
     assert "there is no plugin file" in refusal(str(tmp_path / "folder.py"))
 

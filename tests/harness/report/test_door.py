@@ -59,7 +59,7 @@ def test_a_frame_of_records_has_one_row_a_process(report: Any) -> None:
 def test_results_come_with_the_harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Which files they are; that each of them can be read is tested with the store."""
     files = []
-    monkeypatch.setattr(store, "read", lambda file, aliases: files.append(file) or ([], []))
+    monkeypatch.setattr(store, "read", lambda file, aliases: files.append(file) or ([Record()], []))
     monkeypatch.setattr(store, "notes_of_parts", lambda path: [])
     monkeypatch.chdir(tmp_path)
     assert {each.folder for each in harness.read().results} >= {"losses", "long_context"}
@@ -92,6 +92,10 @@ def test_a_damaged_line_is_a_warning_and_no_results_a_sentence(tmp_path: Path) -
         harness.read(tmp_path / "empty")
     with pytest.raises(StoreError, match="name a results file or folder"):
         harness.read(tmp_path / "nowhere")
+    (tmp_path / "empty" / "machine").mkdir()
+    (tmp_path / "empty" / "machine" / "a.jsonl").write_text("")
+    with pytest.raises(StoreError, match="there is no record in"):
+        harness.read(tmp_path / "empty")
 
 
 def test_a_document_that_is_for_reading_alone_is_refused_in_a_sentence(

@@ -374,6 +374,8 @@ def test_a_baseline_that_is_off_is_blamed():
     judged = functools.partial(compare, layers=LAYERS)
     off = scaled(run, 1 + 5e-6)
     assert "the baseline is at fault" in judged(off, off, off, reference).reason
+    assert "repeat itself" not in judged(off, off, off, reference).reason
+    assert judged(off, off, run, reference).reason.endswith("changes its buffers or draws random numbers")
     assert judged(off, off, off, reference).verdict == "invalid"
     assert judged(off, off, off, reference, dtype="bfloat16").verdict == "bit_exact"
     assert "the baseline is at fault" in judged(run, spoiled(run, embed=None), run, reference).reason

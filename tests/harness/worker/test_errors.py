@@ -8,7 +8,7 @@ import pytest
 
 from harness import knobs
 from harness.contract.place import Place
-from harness.worker.errors import failure
+from harness.worker.errors import failure, first_line
 
 HERE = Path(__file__).name
 TORCH = Place("torch", "cpu")
@@ -65,18 +65,29 @@ def test_a_refusal_of_a_knob_says_what_to_do_and_needs_no_line() -> None:
     assert "line" not in evidence
 
 
-class Hungry:
-    """A data set whose reading runs out of memory."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, at: int) -> Any:
-        raise MemoryError
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("both have to be of one type:\n\n  one is float32\nmore", "both have to be of one type: one is float32"),
+        ("it differs:", "it differs:"),
+        ("one\ntwo", "one"),
+        ("", ""),
+    ],
+)
+def test_a_message_is_shortened_to_its_first_line_and_what_that_announces(said: str, line: str) -> None:
+    assert first_line(said) == line
 
 
 def test_memory_that_runs_out_in_a_worker_of_a_data_loader_is_that_of_the_host() -> None:
-    from torch.utils.data import DataLoader
+    """Torch raises its error anew, as one of the same kind if that takes a text alone, or else as a RuntimeError."""
+    import numpy as np
+    from torch._utils import ExceptionWrapper
 
-    status, _ = ended(lambda: list(DataLoader(Hungry(), num_workers=1)))  # type: ignore[arg-type]
-    assert status == "oom_host"
+    def in_a_worker() -> None:
+        try:
+            np.zeros(1 << 50, np.uint8)
+        except MemoryError:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+        wrapped.reraise()
+
+    assert ended(in_a_worker)[0] == "oom_host"
