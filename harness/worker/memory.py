@@ -22,7 +22,7 @@ from harness.contract.stages import Profile
 from harness.contract.toolkit.checkpoints import CheckpointFile
 from harness.machine import memory
 from harness.machine.environment import regime
-from harness.records import Memory, Record, Status, Task
+from harness.records import Case, Memory, Record, Status, Task
 from harness.records import Phase as PhaseRecord
 from harness.worker import batch_sizes, notes, ranks, steadiness
 from harness.worker.contents import Contents
@@ -37,6 +37,7 @@ MIB = 1 << 20
 LEAST_UNTOUCHED = 32 * MIB
 STEPS = ("first_step", "steady_step")
 """The phases of a step, by how their names begin."""
+WITHOUT_TARGET = "; of a batch whose targets are all ignored there is none: take more tokens, or ignore fewer"
 NO_RESET = {"peak_host_bytes": "the kernel keeps the mark"}
 UNSEEN = "priming and compiling took more of the device than the run, and the allocator's mark has no reset"
 
@@ -91,7 +92,7 @@ def _measured(
     if not host and place.device == "cpu":
         return Record(flags=(*flags, "no_reset"), missing=NO_RESET, memory=Memory(**known))
     run = _trained(parts, step, task, backend, watch, driver, cap)
-    status, evidence = _ended(run, place, watch)
+    status, evidence = _ended(run, task.case, watch)
     known |= {
         "driver_device_bytes": driver.peak_bytes,
         "context_device_bytes": context,
@@ -247,16 +248,17 @@ def _ending(parts: Any, task: Task, backend: Any) -> Ending | None:
     return Ending(task.steps, CheckpointFile(Path(task.folder) / "checkpoint.safetensors", backend.buffer))
 
 
-def _ended(run: _Run, place: Place, watch: _Watch) -> tuple[Status, dict[str, Any]]:
+def _ended(run: _Run, case: Case, watch: _Watch) -> tuple[Status, dict[str, Any]]:
     """Return how the run ended and the evidence; one without effect, or with losses that are not finite, is none."""
     if run.error is not None:
-        status, evidence = failure(run.error, place, run.limit_bytes, run.data_bytes, run.line)
+        status, evidence = failure(run.error, case.place, run.limit_bytes, run.data_bytes, run.line)
         return status, evidence | {"phase": watch.meter.last or "unknown", "steps_done": len(run.losses)}
     idle = never_called(Counter({key: count for key, count in watch.calls.items() if key[1] not in COMPARED}))
     if idle is not None:
         return "error", {"message": idle}
     if not all(map(math.isfinite, run.losses)):
-        return "invalid_output", {"message": f"losses are not finite: {', '.join(map(str, run.losses))}"}
+        why = WITHOUT_TARGET if case.shape.get("ignored") and any(map(math.isnan, run.losses)) else ""
+        return "invalid_output", {"message": f"losses are not finite: {', '.join(map(str, run.losses))}{why}"}
     return "ok", {} if run.limit_bytes is None else {"limit_bytes": run.limit_bytes}
 
 

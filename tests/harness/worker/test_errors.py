@@ -8,6 +8,8 @@ import pytest
 
 from harness import knobs
 from harness.contract.place import Place
+from harness.records import Case, Task
+from harness.run import runner
 from harness.worker.errors import failure, first_line
 
 HERE = Path(__file__).name
@@ -91,3 +93,11 @@ def test_memory_that_runs_out_in_a_worker_of_a_data_loader_is_that_of_the_host()
         wrapped.reraise()
 
     assert ended(in_a_worker)[0] == "oom_host"
+
+
+def test_a_loss_over_a_batch_whose_targets_are_all_ignored_says_so() -> None:
+    shape = {"layers": 1, "width": 16, "heads": 1, "vocabulary": 17, "batch": 1, "tokens": 3, "ignored": 0.99}
+    case = Case(workload="decoder", shape=shape, place=TORCH, corpus="drawn", tokenizer="none")
+    (record,) = runner.run(Task(kind="memory", cases=(case,), run_id="ignored", parent=0, folder="", steps=2), 1, 60.0)
+    assert record.status == "invalid_output"
+    assert "nan; of a batch whose targets are all ignored there is none" in record.evidence["message"]
