@@ -183,7 +183,7 @@ ROOM = {"causal_lm_documents": "causal_lm"}
 """The room of a workload that has not its name."""
 SHARED = {"user_model/kinds.py": "causal_lm", "user_model/shared.py": "causal_lm"}
 """Files of a room that another one uses as well."""
-OURS = ("decoder", "documents", "scoring", "temporal", "causal_lm")
+OURS = ("decoder", "documents", "scoring", "temporal", "causal_lm", "causal_lm_documents")
 """Workloads that are no users' own models."""
 
 

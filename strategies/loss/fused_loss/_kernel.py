@@ -58,9 +58,9 @@ def differentiate_rows(
             higher = tl.maximum(tops, tl.where(inside, a, LEAST))
             totals = totals * tl.exp(tops - higher) + tl.where(inside, tl.exp(a - higher), 0.0)
             tops = higher
-        picked = logits(z + y, True, cap, CAPPED)  # before the barriers of the sums: others store gradients after them
         top = tl.max(tops, 0)
         total = tl.sum(totals * tl.exp(tops - top), 0)
+        picked = logits(z + y, True, cap, CAPPED)
         log_total = tl.log(total)
         lse = top + log_total
         aimed = 1.0 - smoothing

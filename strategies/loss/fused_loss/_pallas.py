@@ -86,9 +86,9 @@ def _differentiate_row(
 
         nothing = jnp.zeros((block,), jnp.float32)
         tops, totals, sums = lax.fori_loop(0, blocks, seen, (nothing + LEAST, nothing, nothing))
-        picked = capped(z_ref[y].astype(jnp.float32))  # before the barriers of the sums, as in `_kernel`
         top = tops.max()
         total = (totals * jnp.exp(tops - top)).sum()
+        picked = capped(z_ref[y].astype(jnp.float32))
         log_total = jnp.log(total)
         lse, aimed = top + log_total, 1 - smoothing
         loss = (top - picked) + log_total + smoothing * (picked - sums.sum() / V) + weight * lse * lse
