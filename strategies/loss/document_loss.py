@@ -5,7 +5,9 @@ that type. Peak: 2 n V elements after it and 3 n V in its backward pass, the log
 `chunk` (0: none) logits and loss are taken so many tokens at a time and added up; every chunk's log-probabilities stay
 for the backward pass, n V elements. No sum is widened: in bfloat16 it is added up with 8 bits. The shift leaves out the
 last token of each row, which has a target here, so the loss is that of other tokens than the baseline's. Under torch's
-autocast each chunk keeps a 16-bit copy of the classifier of its own.
+autocast each chunk keeps a 16-bit copy of the classifier of its own. Pieces of a batch, of `accumulate` and on ranks,
+are weighed by all their targets: a part of 1 / T of the gradient is off, and a piece whose only targets are last ones
+has no number.
 """
 
 from dataclasses import replace
@@ -89,10 +91,6 @@ def harness_strategies() -> list[Strategy]:
                 ),
                 "chunked_backward_loss": "it would leave out the last token of each chunk",
                 "drop_ignored": "of all rows in one it would leave out the last token alone",
-                **dict.fromkeys(
-                    ("accumulate", "ddp", "zero1", "zero2", "fsdp"),
-                    "pieces of the batch are weighed by all their targets, and it leaves out the last of each row",
-                ),
                 "truncated_bptt": "it would leave out the last frame of each segment, whose target the weights count",
             },
         )
