@@ -18,6 +18,7 @@ from harness.contract.instruments import digested
 from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES, RANK_PARTS
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
+from harness.machine.history import OURS
 from harness.records import Applied, Case, Record, Task
 from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
 from harness.worker import numerics
@@ -32,8 +33,9 @@ CHEAP, EVERY_PART = "lstm", "jamba"
 """Networks of the temporal workload: the one that costs least, and the one in which every part is called."""
 IN_LAYERS = {"linear", "rotary", "mix", "attend", "scan", "feed", "block", "stack"}
 DECLARE = "mend it, or declare `precision` or `approximate`"
+OF_MODEL = "mend it, or the model, if its `forward` changes buffers or attributes: a block may run twice in a step"
 CHANCE = "leave dropout to modules, or give it `training=self.training`, and draw no other random numbers"
-"""What to do about a strategy whose answers are others, and about a model whose answers change."""
+"""What to do about a strategy whose answers are others, also on a user's own model, and about a model that changes."""
 
 Names = tuple[str, ...]
 _contracts: list["Contract"] = []
@@ -156,7 +158,8 @@ class Contract:
             return
         lowered = [4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision]
         bound = max(LOWER, *lowered) if lowered else EXACT
-        yield from _differences(outcome, self.outcome(workload, backend, (), network, ends), bound)
+        remedy = DECLARE if workload in OURS else OF_MODEL
+        yield from _differences(outcome, self.outcome(workload, backend, (), network, ends), bound, remedy=remedy)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)
 

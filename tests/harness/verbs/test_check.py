@@ -154,6 +154,19 @@ def test_each_broken_promise_of_a_workload_is_told(body: str, more: str, words: 
     assert words in told if words else told == ""
 
 
+def test_where_a_model_changes_in_its_forward_the_strategy_is_not_blamed_alone(tmp_path: Path) -> None:
+    body = "; ".join((
+        "calls, block = [], parts.block",
+        "changing = lambda *a: (calls.append(1), block(*a) * (1 + 0.01 * len(calls)))[1]",
+        "parts = replace(parts, block=changing)",
+    ))  # fmt: skip
+    path = tmp_path / "mine.py"
+    path.write_text(WORKLOAD.format(body=body, more=""))
+    contract = Contract(plugins.load((str(path),)))
+    faults = list(contract.of_composition(("checkpoint",), "mine", "torch"))
+    assert faults and "or the model, if its `forward` changes buffers" in faults[0]
+
+
 @pytest.mark.parametrize(
     ("conflicts", "orders"),
     [
