@@ -213,7 +213,7 @@ def failure(record: Record) -> str:
         reason = f"asked for {size:,.0f} MiB more" if size >= 1 else f"asked for {size:.2g} MiB more"
         return f"{reason} in {where}" if where else reason
     phase = f"in {FIRST if where == 'prime' else where}" if where else None
-    at = ", ".join(filter(None, (evidence.get("line"), phase)))
+    at = ", ".join(map(str, filter(None, (evidence.get("line"), phase))))
     return f"{message(record)} ({at})" if at else message(record)
 
 
