@@ -355,6 +355,14 @@ def test_automatic_counts_on_the_share_of_a_process(corpus, backend, ranks, copi
     assert ("every window is copied" in parts.notes["choice"]) == copied
 
 
+def test_automatic_is_predicted_with_the_share_of_a_process():
+    extent = Extent(rows=1000, input_bytes=400, target_bytes=400, window=8, stride=1, batch=4)
+    copies = numpy_copy.holds(extent).windows
+    enough = (2.1 * (extent.base + copies)) / (1 << 30)
+    alone, of_two = (automatic.holds(replace(extent, processes=count), available_gib=enough) for count in (1, 2))
+    assert alone.windows >= copies > of_two.windows
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "uint16", "int64"])
 def test_automatic_chooses_by_the_bytes_of_the_copies_that_are_made(dtype):
     inputs, labels = np.ones((90, 3), dtype), np.ones(90, np.int64)
