@@ -77,9 +77,9 @@ class Rank(Value):
     phases: tuple[Phase, ...] = ()
 
 
-def refusal_of(over: str, value: int) -> str:
-    """Say that a workload does not take a value of one of its sizes."""
-    return f"the workload refuses {over} {value:,}"
+def refusal_of(over: str, value: int, why: str = "") -> str:
+    """Say that a workload does not take a value of one of its sizes, and why, where that is known."""
+    return f"the workload refuses {over} {value:,}{f': {why}' if why else ''}"
 
 
 class Fit(Value):
@@ -115,7 +115,10 @@ class Fit(Value):
     @property
     def is_of_workload(self) -> bool:
         """Whether the search ended since the workload takes no larger value than the longest."""
-        return self.longest is not None and self.reason == refusal_of(self.over, self.longest + 1)
+        if self.longest is None:
+            return False
+        refusal = refusal_of(self.over, self.longest + 1)
+        return self.reason == refusal or self.reason.startswith(f"{refusal}: ")
 
 
 class Trial(Value):

@@ -19,7 +19,7 @@ from harness.suite.plan import Plan
 from harness.suite.units import shown
 from harness.verbs.limits import too_large
 from harness.verbs.machine import ELSEWHERE, Machine
-from harness.verbs.plan import PlanRow, beyond_host, of_cases, valid
+from harness.verbs.plan import PlanRow, beyond_host, of_cases, refused
 from harness.verdicts import expressions
 
 STEP = 1 / 20
@@ -76,7 +76,7 @@ class Bracket:
     least value needs, and `stride` how far the last value that fits lies above the one before; `best` is the prediction
     of the largest that fits, None where nothing does; `of_host` says what the smallest that does not takes
     of the memory beside a GPU, where that decides; `most` is the largest value that may be tried, since the workload
-    takes no more.
+    takes no more; `refused` are values that it did not take, and why.
     """
 
     case: Case
@@ -90,12 +90,17 @@ class Bracket:
     best: PlanRow | None = None
     of_host: str = ""
     most: int = LARGEST
+    refused: dict[int, str] = field(default_factory=dict)
 
     @property
     def budget(self) -> int:
         """What each rank of the row may take, in bytes."""
         assert self.case.budget_bytes is not None
         return self.case.budget_bytes
+
+    def refusal(self, over: str, value: int) -> str:
+        """Say that the workload does not take a value."""
+        return refusal_of(over, value, self.refused.get(value, ""))
 
     def next(self) -> int | None:
         """Return the value to predict next; None when the bracket is closed, or cannot be."""
@@ -172,9 +177,8 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
         reason = f"{over} {value:,} {bracket.of_host or f'is predicted to take up to {shown(need)} already'}"
     elif bracket.fits is not None and bracket.fits[0] >= bracket.most:
         value = bracket.fits[0]
-        reason = (
-            refusal_of(over, value + 1) if bracket.most < LARGEST else f"nothing above {over} {value:,} is predicted"
-        )
+        unpredicted = f"nothing above {over} {value:,} is predicted"
+        reason = bracket.refusal(over, value + 1) if bracket.most < LARGEST else unpredicted
     elif bracket.fails is not None and bracket.of_host:
         reason = f"{over} {bracket.fails[0]:,} {bracket.of_host}"
     return Fit(
@@ -292,14 +296,16 @@ class Search:
         """Return the value of a row to predict next; one that the workload does not take bounds the row."""
         while (value := row.next()) is not None and not self.takes(row, value):
             if row.fits is None:
-                row.reason = refusal_of(self.over, value)
+                row.reason = row.refusal(self.over, value)
             else:
                 row.most = self.largest(row, row.fits[0], value)
         return value
 
     def takes(self, row: Bracket, value: int) -> bool:
         """Return whether the workload takes a value."""
-        return valid(self.plugins, at(row.case, self.over, value))
+        if (why := refused(self.plugins, at(row.case, self.over, value))) is not None:
+            row.refused[value] = why
+        return why is None
 
     def largest(self, row: Bracket, value: int, above: int) -> int:
         """Return the largest value that the workload takes, from one that it takes up to one that it does not."""
@@ -317,7 +323,7 @@ class Search:
         while value is not None and runs < RUNS:
             if not self.takes(row, value):
                 if passed is None or (most := self.largest(row, passed, value)) == passed:
-                    reason = refusal_of(self.over, value if passed is None else passed + 1)
+                    reason = row.refusal(self.over, value if passed is None else passed + 1)
                     break
                 value = most
             self.log(f"running {row.case.label} at {self.over} {value:,}")

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from pydantic import ValidationError
+
 from harness.backends.cards import CARDS, key_of
 from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins, nearest, printable
@@ -250,11 +252,18 @@ def with_budget(plan: Plan, budget: int | None) -> Plan:
 
 def valid(plugins: Plugins, case: Case) -> bool:
     """Check whether the workload takes the sizes of a case."""
+    return refused(plugins, case) is None
+
+
+def refused(plugins: Plugins, case: Case) -> str | None:
+    """Return why the workload does not take the sizes of a case; None where it does."""
     try:
         shape_of(plugins, case)
-    except ValueError:
-        return False
-    return True
+    except ValidationError as error:
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def taken(row: PlanRow) -> float:

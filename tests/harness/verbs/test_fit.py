@@ -224,7 +224,7 @@ def of_5000_positions(tmp_path, monkeypatch):
 
 def test_the_largest_value_that_the_workload_takes_is_a_limit_too(of_5000_positions, tmp_path):
     _, (_, *rows) = fit.run(of_5000_positions, [1 << 30], tmp_path, predict_only=True)
-    reason = "the workload refuses tokens 5,001"
+    reason = "the workload refuses tokens 5,001: 5,001 tokens are more than the 5,000 positions of gpt2"
     assert [(row.limits.predicted, row.limits.reason, row.limits.open) for row in rows] == [(5000, reason, True)] * 2
     assert of_5000_positions.asked == [{2048}, {5000}]
     assert f"- checkpoint: {reason}" in text(rows)
@@ -239,7 +239,8 @@ def test_runs_reach_the_largest_value_that_the_workload_takes(of_5000_positions,
     row = brackets(of_5000_positions.plan, "tokens", 1 << 30)[0]
     limit = fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=predicted)
     limit = of_5000_positions.confirmed(row, limit, lambda run: None)
-    assert (limit.passed, limit.runs, limit.reason) == (5000, runs, "the workload refuses tokens 5,001")
+    assert (limit.passed, limit.runs) == (5000, runs) and limit.is_of_workload
+    assert limit.reason.startswith("the workload refuses tokens 5,001: 5,001 tokens are more than the 5,000 positions")
 
 
 def test_why_nothing_more_was_predicted_is_said_beside_what_ran(tmp_path, monkeypatch):

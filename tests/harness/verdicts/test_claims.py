@@ -890,6 +890,8 @@ def limits_of(**ends):
         ({"failed": 110, "how": "oom_budget"}, 109),
         ({"failed": 110, "how": "oom_budget", "reason": "not finished after 600 s"}, 109),
         ({"reason": refusal_of("tokens", 91)}, 90),
+        ({"reason": refusal_of("tokens", 91, "there are 90 positions")}, 90),
+        ({"reason": refusal_of("tokens", 911, "there are 910 positions")}, math.inf),
         ({"passed": 5000, "reason": refusal_of("tokens", 5001)}, 5000),
         ({"reason": refusal_of("tokens", 101)}, math.inf),
         ({"reason": "not finished after 600 s"}, math.inf),
