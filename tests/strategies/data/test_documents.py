@@ -284,7 +284,8 @@ def test_the_timed_steps_take_each_document_once(names, tmp_path):
 
         return watched
 
-    case = case_of("torch", *names, shape=SHAPE | {"shuffle": True})
+    small = {"layers": 1, "width": 16, "heads": 1, "vocabulary": 64, "tokens": 64, "shuffle": True}
+    case = case_of("torch", *names, shape=SHAPE | small)
     task = Task(kind="time", cases=(case,), run_id="timed", parent=0, folder=str(tmp_path), steps=6, warmup=2)
     times = timing.measure(task, LOADED, SimpleNamespace(**{**vars(module), "prepare": prepare})).times
     documents = [row for batch in seen[-6:] for row in batch]
