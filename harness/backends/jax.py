@@ -325,13 +325,13 @@ def predict(
 
 def _most_while_drawn(parts: Parts) -> int:
     """Return the most that drawing one parameter after the other takes: those before it, and it in `DRAWN` copies."""
-    held, most = 0, 0
+    earlier, most = 0, 0
 
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
-        nonlocal held, most
+        nonlocal earlier, most
         value = inner(parts, name, shape, deviation)
-        most = max(most, held + DRAWN * 4 * math.prod(shape))
-        held += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(value))
+        most = max(most, earlier + DRAWN * 4 * math.prod(shape))
+        earlier += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(value))
         return value
 
     inner = parts.draw

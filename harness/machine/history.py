@@ -183,8 +183,8 @@ ROOM = {"causal_lm_documents": "causal_lm"}
 """The room of a workload that has not its name."""
 SHARED = {"user_model/kinds.py": "causal_lm", "user_model/shared.py": "causal_lm"}
 """Files of a room that another one uses as well."""
-OURS = ("decoder", "documents", "scoring", "temporal", "causal_lm", "causal_lm_documents")
-"""Workloads that are no users' own models."""
+SHIPPED = ("decoder", "documents", "scoring", "temporal", "causal_lm", "causal_lm_documents")
+"""Workloads that come with the harness, and are no user's own model."""
 
 
 class Roles(NamedTuple):
@@ -233,7 +233,7 @@ def _without_part(records: Iterable[Record], cases: Collection[Case]) -> frozens
         aside |= OF_CHILDREN
     if not any(case.workload in DOCUMENTED for case in cases):
         aside |= OF_DOCUMENTS
-    if all(case.workload in OURS for case in cases):
+    if all(case.workload in SHIPPED for case in cases):
         aside |= OF_USER_MODELS
     return frozenset(aside)
 
@@ -253,7 +253,7 @@ def rooms(cases: Iterable[Case]) -> set[str]:
     needed = set()
     for case in cases:
         room = ROOM.get(case.workload, case.workload)
-        needed.add(room if room in OURS else "user_model")
+        needed.add(room if room in SHIPPED else "user_model")
         if case.shape.get("evaluations"):
             needed.add("whole_run")
     return needed

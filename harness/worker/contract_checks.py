@@ -18,7 +18,7 @@ from harness.contract.instruments import digested
 from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES, RANK_PARTS
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
-from harness.machine.history import OURS
+from harness.machine.history import SHIPPED
 from harness.records import Applied, Case, Record, Task
 from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
 from harness.worker import numerics
@@ -158,7 +158,7 @@ class Contract:
             return
         lowered = [4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision]
         bound = max(LOWER, *lowered) if lowered else EXACT
-        remedy = DECLARE if workload in OURS else OF_MODEL
+        remedy = DECLARE if workload in SHIPPED else OF_MODEL
         yield from _differences(outcome, self.outcome(workload, backend, (), network, ends), bound, remedy=remedy)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)

@@ -250,7 +250,7 @@ def test_rooms_that_are_apart_count_where_cases_need_them() -> None:
     assert history.rooms([plain.model_copy(update={"shape": {"evaluations": 2}})]) == {"decoder", "whole_run"}
     for workload, room in (("causal_lm", "causal_lm"), ("causal_lm_documents", "causal_lm"), ("mine", "user_model")):
         assert history.rooms([plain.model_copy(update={"workload": workload})]) == {room}
-    assert {*history.OURS, *history.ROOM} == set(plugins.load().workloads)
+    assert {*history.SHIPPED, *history.ROOM} == set(plugins.load().workloads)
     shared = "harness/workloads/user_model/kinds.py"
     names = ["harness/workloads/user_model/_torch.py", shared, "harness/workloads/whole_run/_torch.py"]
     assert history.roles(names, history.rooms([plain]), [TORCH]).run == ()

@@ -222,11 +222,11 @@ def test_the_phases_of_a_jax_run_are_predicted():
 def test_parameters_are_drawn_in_three_copies_each_where_nothing_later_takes_more():
     shape = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 50021, "batch": 1, "tokens": 32}
     kinds = ("predict", "memory")
-    said, found = (runner.run(task(kind, "jax/cpu", ("lora",), shape=shape), 2, 120.0)[0] for kind in kinds)
-    due, embedding = said.prediction.predicted_peak_bytes, 50021 * 256 * 4
-    assert said.prediction.predicted_phase == found.memory.peak_phase == "init"
+    forecast, measured = (runner.run(task(kind, "jax/cpu", ("lora",), shape=shape), 2, 120.0)[0] for kind in kinds)
+    due, embedding = forecast.prediction.predicted_peak_bytes, 50021 * 256 * 4
+    assert forecast.prediction.predicted_phase == measured.memory.peak_phase == "init"
     assert 4 * embedding < due < 4.2 * embedding, "the embedding, and the head three times"
-    assert found.memory.peak_host_bytes == pytest.approx(due, rel=0.03)
+    assert measured.memory.peak_host_bytes == pytest.approx(due, rel=0.03)
 
 
 # Both
