@@ -156,7 +156,7 @@ class Strategy:
         if self.data not in (None, workload.data):
             return f"'{self.name}' is for {self.data}, and the workload '{workload.name}' reads {workload.data}"
         if workload.data == "documents" and self.data is None and DATA_PARTS & set(self.rewrites):
-            return f"'{self.name}' takes windows of one size, and those of the workload '{workload.name}' differ"
+            return f"'{self.name}' is for windows of one length, and the workload '{workload.name}' reads documents"
         return None
 
     def obstacle(self, place: Place, workload: "Workload | None" = None) -> str | None:

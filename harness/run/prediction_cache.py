@@ -20,7 +20,7 @@ from harness.records import Case, Record
 from harness.run import digests, predictions
 
 PREDICTING = (
-    *("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/ranks.py", "worker/errors.py"),
+    *("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/ranks.py", "worker/failures.py"),
     *("machine/environment.py", "machine/page_faults.py"),
 )
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")

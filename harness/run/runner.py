@@ -33,7 +33,7 @@ POLL_SECONDS = 0.1
 SOON_SECONDS = 0.001
 GRACE_SECONDS = 5.0
 LOG_LIMIT = 64 << 20
-EXITED = "it ended without a word, as a plugin does that calls `sys.exit`, with status"
+EXITED = "it ended with status {} and printed no error, as a plugin does that calls `sys.exit`"
 RESULT_LIMIT = 1 << 20
 TAIL_BYTES = 2000
 NEAR_MEMORY = 0.9
@@ -343,7 +343,7 @@ def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:
         status = "error"
         evidence |= {
             "exit_code": code,
-            "message": tail.strip().splitlines()[-1] if tail.strip() else f"{EXITED} {code}",
+            "message": tail.strip().splitlines()[-1] if tail.strip() else EXITED.format(code),
         }
     else:
         status, evidence["message"] = "invalid_output", fault

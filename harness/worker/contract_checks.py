@@ -22,7 +22,7 @@ from harness.machine.history import SHIPPED
 from harness.records import Applied, Case, Record, Task
 from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
 from harness.worker import numerics
-from harness.worker.errors import first_line
+from harness.worker.failures import first_line
 
 UPDATES = 4
 EXACT, LOWER = 1e-5, 2e-2

@@ -27,7 +27,7 @@ from harness.records import Phase as PhaseRecord
 from harness.worker import batch_sizes, notes, ranks, steadiness
 from harness.worker.contents import Contents
 from harness.worker.device_peaks import DevicePeaks
-from harness.worker.errors import failure, origin
+from harness.worker.failures import failure, origin
 
 COMPARED = {"gather_parameters"}
 """Parts that are called where answers are compared, and not in training."""

@@ -23,7 +23,7 @@ from harness.records import Case, Record, Task
 from harness.records.record import Verdict
 from harness.verdicts import numerics
 from harness.worker import ranks
-from harness.worker.errors import first_line
+from harness.worker.failures import first_line
 
 SEEDS = (0, 1, 2)
 UPDATES = 20

@@ -21,7 +21,7 @@ from harness.records.forecast import Forecast, largest
 from harness.records.roofline import by_intensity
 from harness.verdicts import bound
 from harness.worker import batch_sizes, ranks
-from harness.worker.errors import first_line, is_refusal, origin
+from harness.worker.failures import first_line, is_refusal, origin
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
 HOST_PHASES = ("source", "windows", "batches")

@@ -79,7 +79,7 @@ def _done(task: Task, rank: int | None, loaded: Plugins, forks: ranks.Work | Non
         try:
             task = joined.enter_context(ranks.joined(task))
         except Exception as error:
-            from harness.worker.errors import failed
+            from harness.worker.failures import failed
 
             return failed(error, task.case.place)
     record: Record = loaded.manager.hook.harness_measure(task=task)

@@ -7,7 +7,7 @@ from typing import Any
 from harness import backends
 from harness.contract.plugins import Plugins
 from harness.records import Record, Task
-from harness.worker.errors import failed
+from harness.worker.failures import failed
 
 MODULES = {
     "predict": "harness.worker.prediction",

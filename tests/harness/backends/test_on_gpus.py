@@ -10,7 +10,7 @@ from harness import Place
 from harness.backends import Unavailable
 from harness.backends import jax as on_jax
 from harness.backends import torch as on_torch
-from harness.worker.errors import failure, request_bytes
+from harness.worker.failures import failure, request_bytes
 
 TORCH, JAX = Place("torch", "cuda"), Place("jax", "cuda")
 GIB, MIB = 1 << 30, 1 << 20

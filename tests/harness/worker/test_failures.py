@@ -10,7 +10,7 @@ from harness import knobs
 from harness.contract.place import Place
 from harness.records import Case, Task
 from harness.run import runner
-from harness.worker.errors import failure, first_line
+from harness.worker.failures import failure, first_line
 
 HERE = Path(__file__).name
 TORCH = Place("torch", "cpu")
