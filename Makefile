@@ -57,7 +57,8 @@ tables: $(READY)
 	rm -rf .venv/tracked
 	.ci/tracked_results .venv/tracked
 	$(BIN)/harness report .venv/tracked/results --documents suites/claims.yaml --pictures results/pictures \
-		$(foreach document,README.md docs/tables.md RESULTS.md $(wildcard results/*/README.md),--into $(document))
+		$(foreach document,README.md docs/tables.md docs/in_your_code.md RESULTS.md,--into $(document)) \
+		$(foreach document,$(wildcard results/*/README.md),--into $(document))
 
 # What bounds of predictions come from: after `make results`, by the predictor as it is, and GPU runs of others.
 residuals: $(READY)

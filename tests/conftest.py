@@ -188,7 +188,7 @@ def reported(once: Callable[[str, Callable[[Path], Any]], Any], pictures: None) 
 
 def report_within(shared: Path) -> Reported:
     """Report on all committed results into this folder."""
-    names = ["README.md", "docs/tables.md", "RESULTS.md"]
+    names = ["README.md", "docs/tables.md", "docs/in_your_code.md", "RESULTS.md"]
     names += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/README.md"))
     made = Reported(shared / "made", shared / "tracked" / "results", shared / "page.html", tuple(names))
     report_on(made)

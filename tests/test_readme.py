@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 Here = Callable[..., tuple[object, str, str]]
 PLACES = {"use", "advice", "sentences", "suites", "documents", "trust"}
 """Marks that are no folders of results."""
-DOCUMENTS = ["README.md", "docs/tables.md", "RESULTS.md"]
+DOCUMENTS = ["README.md", "docs/tables.md", "docs/in_your_code.md", "RESULTS.md"]
 DOCUMENTS += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/README.md"))
 
 

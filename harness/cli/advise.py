@@ -65,7 +65,7 @@ def command(
             only=cases.only,
             on_note=note,
         )
-    out.print(text(advice), end="")
+    out.print(text(advice, loaded.strategies), end="")
     if not everything and any(all_too_large(each.predicted) for each in advice):
         out.print(f"\n{among_all(cases, room)}")
     if save:

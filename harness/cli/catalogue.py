@@ -82,6 +82,8 @@ def _schema(file: Schema) -> dict[str, Any]:
 
 
 def _show_strategy(strategy: Strategy) -> None:
+    from harness.report import counterparts
+
     out.print(f"{strategy.name}: {strategy.about.strip()}\n")
     out.print(f"rewrites: {', '.join(strategy.rewrites) or 'nothing'}\nbackends: {', '.join(strategy.on)}")
     for knob in strategy.knobs.values():
@@ -89,6 +91,8 @@ def _show_strategy(strategy: Strategy) -> None:
     for other, reason in strategy.conflicts.items():
         out.print(f"not {other if ' ' in other else f'with {other}'}: {reason}")
     out.print(f"code: {', '.join(_code(strategy))}")
+    for line in counterparts.lines(strategy):
+        out.print(line)
 
 
 def _code(strategy: Strategy) -> list[str]:

@@ -1,16 +1,19 @@
 """Advice as markdown: one paragraph, one table, and the lines to paste into a suite."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import yaml
 from tabulate import tabulate
 
 from harness.contract.place import Place
+from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
 from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.records.record import OUT_OF_MEMORY
+from harness.report import counterparts
 from harness.report.answer import cost
 from harness.report.plan import basis, grid
 from harness.report.text import escaped, row_name, with_code, with_full_stop
@@ -30,8 +33,11 @@ FRONT = 8
 """How many rows of the front are shown."""
 
 
-def text(answers: Sequence[Advice]) -> str:
-    """Write what to use for each comparison, why, and the lines that ask for it in a suite."""
+def text(answers: Sequence[Advice], strategies: Mapping[str, Strategy] = MappingProxyType({})) -> str:
+    """Write what to use for each comparison, why, the lines that ask for it in a suite, and what does elsewhere.
+
+    `strategies` are those of the plugins, by name.
+    """
     pieces = []
     title_of = titles({(advice.case.comparison_key, ""): advice.case for advice in answers})
     for advice in answers:
@@ -47,6 +53,7 @@ def text(answers: Sequence[Advice]) -> str:
                 pieces.append(parts)
             ranks = f"ranks: {advice.chosen.case.ranks}\n" if advice.chosen.case.ranks > 1 else ""
             pieces.append(f"```yaml\nstrategies:\n{_lines(advice.chosen)}{ranks}```")
+            pieces += filter(None, [counterparts.of_choice(advice.chosen.case, strategies)])
     return "\n\n".join(pieces) + "\n"
 
 

@@ -13,7 +13,21 @@ from tabulate import tabulate
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record
 from harness.records.store import StoreError
-from harness.report import advise, charts, documents, first, fit, formats, frame, insert, limits, page, table, trust
+from harness.report import (
+    advise,
+    charts,
+    counterparts,
+    documents,
+    first,
+    fit,
+    formats,
+    frame,
+    insert,
+    limits,
+    page,
+    table,
+    trust,
+)
 from harness.report.answer import sentence
 from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.provenance import line
@@ -167,6 +181,7 @@ class Report:
             "use": self.use,
             "advice": self.advice,
             "trust": self.trust,
+            "counterparts": lambda: counterparts.table(self.plugins.strategies),
             "suites": lambda: first.index(self.by_folder, self.changes, RESULTS),
         }
         if (letter := self.documents) is not None:
