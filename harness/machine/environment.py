@@ -63,6 +63,15 @@ def programs(backend: str) -> Path:
     return cache_folder() / f"{backend}-programs" / facts.name()
 
 
+def _can_keep(folder: Path) -> bool:
+    """Check whether programs can be kept in a folder; where not, each worker compiles its own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
 def variables(
     kind: Kind, place: Place, run_id: str, threads: int, budget: int | None, ranks: int = 1
 ) -> dict[str, str]:
@@ -84,7 +93,7 @@ def variables(
     }
     if kind == "memory":
         env |= PINS
-    if backend == "torch" and kind in COMPILED_BEFORE:
+    if backend == "torch" and kind in COMPILED_BEFORE and _can_keep(programs("torch")):
         env["TORCHINDUCTOR_CACHE_DIR"] = str(programs("torch"))
     if device == "cuda":
         env |= _gpu_variables(kind, backend)
@@ -113,7 +122,7 @@ def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> d
     env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
     if flags := _xla_flags(kind, device):
         env["XLA_FLAGS"] = " ".join(flags)
-    if kind in COMPILED_BEFORE:
+    if kind in COMPILED_BEFORE and _can_keep(programs("jax")):
         env |= {
             "JAX_COMPILATION_CACHE_DIR": str(programs("jax")),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -21,6 +21,9 @@ from harness.workloads.data.tokens import SMALLEST_CAP
 Corpus = TokenFile | FrameFile
 FILES: dict[str, type[Corpus]] = {"tokens": TokenFile, "frames": FrameFile, "documents": DocumentFile}
 
+UNWRITABLE = "name a writable folder"
+"""How a refusal of rows ends whose file cannot be written; which folder it is the environment says."""
+
 
 def prepare(
     plan: Plan, plugins: Plugins, cache: Path, runs: Callable[[Case], bool]
@@ -115,6 +118,6 @@ def made(data: str, spec: dict[str, Any]) -> Corpus:
         except AnswerError as error:
             raise SuiteError(f"corpus '{spec['corpus']}': it could not be prepared: {error}") from None
     if "error" in answer:
-        raise SuiteError(answer["error"])
+        raise SuiteError(answer["error"].replace(UNWRITABLE, f"{UNWRITABLE} with XDG_CACHE_HOME"))
     fields = answer | {key: Path(answer[key]) for key in ("path", "labels", "lengths") if key in answer}
     return FILES[data](**fields)

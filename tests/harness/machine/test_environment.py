@@ -50,6 +50,19 @@ def test_a_worker_whose_compiling_is_measured_compiles(backend: str, name: str) 
         assert name in environment.variables(kind, place, "run", 1, None)
 
 
+@pytest.mark.parametrize(
+    ("backend", "name"), [("jax", "JAX_COMPILATION_CACHE_DIR"), ("torch", "TORCHINDUCTOR_CACHE_DIR")]
+)
+def test_a_cache_that_cannot_be_written_keeps_no_programs(
+    backend: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework that is to keep its programs where nothing can be made does not start."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for kind in environment.COMPILED_BEFORE:
+        assert name not in environment.variables(kind, Place(backend, "cpu"), "run", 1, None)
+
+
 def test_a_worker_imports_from_the_folder_it_runs_in_only_where_the_harness_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
