@@ -4,6 +4,7 @@ import ast
 import errno
 import importlib
 import importlib.util
+import io
 import re
 import signal
 import sys
@@ -110,6 +111,9 @@ def _all(
 def main() -> None:
     """Run the command line; a user's mistake ends with one sentence and status 2, Ctrl-C with 130."""
     signals.listen()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal has no letter for is named in its place
     try:
         with signals.undisguised():
             code = app(standalone_mode=False)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import OnlyOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
+from harness.records import store
 from harness.records.store import StoreError
 from harness.report import charts
 from harness.report.charts.commits import commits
@@ -27,7 +27,7 @@ class By(StrEnum):
 def command(
     folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A folder of results: all its files are read.")],
     by: Annotated[By, typer.Option(help="What orders the runs: commits, the only order there is.")] = By.commit,
-    only: OnlyOption = None,
+    only: Annotated[str | None, typer.Option("-k", help="Only rows whose name contains this.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show rows that did not change as well.")] = False,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw a picture of each suite into.")] = None,
 ) -> None:
@@ -38,7 +38,7 @@ def command(
     loaded = plugins.load()
     if folder.is_file():
         raise StoreError(f"'{folder}' is a file, of one run: name the folder that it lies in")
-    files = sorted(folder.rglob("*.jsonl"), key=lambda file: file.name)
+    files = sorted(store.below(folder), key=lambda file: file.name)
     if not files:
         raise StoreError(f"there are no results in '{folder}': run a suite first")
     results = read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)

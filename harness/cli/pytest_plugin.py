@@ -226,6 +226,8 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
         pytest.fail(f"{row.status}: {reason}", pytrace=False)
     if row.answer in WRONG:
         pytest.fail(f"the answer is {row.answer}: {row.answer_reason}", pytrace=False)
+    if (failed := row.failed_answer) is not None:
+        pytest.fail(f"the answer could not be compared: {failed.status}: {row.answer_reason}", pytrace=False)
 
 
 def _keep_nothing(benchmark: Any) -> None:

@@ -51,13 +51,16 @@ def command(
 
     With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`,
     and the answers to --documents between those of `documents`; with --pictures as well, draw those that the
-    documents link to. The marks `use`, `advice`, `trust`, `sentences` and `suites` are what a first page needs. The
+    documents link to. The marks `use`, `advice`, `trust`, `sentences` and `suites` are what a first page needs,
+    and `counterparts` is a table of what other libraries have. The
     first mark may choose tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024
     rows=baseline|checkpoint`. As csv and json there is one row or object for each strategy, with every figure as a
     number. Where something is written to a file, nothing is printed but what --format asks for.
     """
     if only is not None and pictures is None:
         raise Refusal("-k chooses among the charts to draw: give --pictures FOLDER as well")
+    if sentences is not None and form not in (None, Form.markdown) and not (into or page):
+        raise Refusal(f"--documents has no rows as {form.value}: leave out --format, or give --page or --into as well")
     letter = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
     suites = sentences.parent if sentences is not None else None
@@ -70,8 +73,6 @@ def command(
         if not (drawn or into):
             note("note: nothing to draw: a picture needs two timed rows, two lengths, or the phases of a peak")
     if page is not None:
-        if all(each.tried for each in whole.measured):
-            raise store.StoreError("a page has no room for advice and tried limits: print these results as markdown")
         whole.write_page(page)
         note(f"page: {page}")
     if (parquet is not None or form not in (None, Form.markdown)) and not whole.figures:

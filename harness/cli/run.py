@@ -18,7 +18,7 @@ from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
 from harness.report.words import titles_of
-from harness.run import bench, cluster, predict_again, session
+from harness.run import bench, cluster, predict_again, prepare_data, session
 from harness.suite.bounds import MAX_ROUNDS, SuiteError
 from harness.suite.units import size
 
@@ -35,7 +35,11 @@ def command(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Measure only what is missing, or whose code has changed since.")
+        bool,
+        typer.Option(
+            "--once",
+            help="Measure only what is missing, or whose code has changed since; -k and --place begin another run.",
+        ),
     ] = False,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Skip cases predicted to need more than this: 8GiB.")
@@ -55,12 +59,13 @@ def command(
         raise SuiteError("--fresh begins anew, and --once keeps what is there: give one of the two")
     loaded = plugins.load(cases.plugins)
     plan = cases.plan(loaded, rounds=rounds)
-    most = None if max_bytes is None else size(max_bytes, "max bytes")
+    most = None if max_bytes is None else size(max_bytes, "--max-bytes")
     options = bench.Options(results, cases.plugins, rounds, fresh, most, try_all, once=once)
     folder = results / plan.name / facts.name()
     before = _sizes(folder)
     show = _titled(plan.suite.title or plan.name)
-    title_of = titles_of(comparison.baseline for comparison in plan.comparisons)
+    closed = prepare_data.closed(plan, loaded, options.cache)
+    title_of = titles_of(comparison.baseline for comparison in closed.comparisons)
     with Watcher(err, loaded, show, title_of) as watcher:
         try:
             with signals.undisguised():
@@ -83,8 +88,8 @@ def command(
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
-    """Return the size of each results file of a folder, in bytes."""
-    return {file: file.stat().st_size for file in folder.glob("*.jsonl")}
+    """Return the size of each results file of a folder, in bytes; links that lead nowhere are none."""
+    return {file: file.stat().st_size for file in folder.glob("*.jsonl") if file.exists()}
 
 
 def _titled(title: str) -> Callable[[str], None]:

@@ -1,14 +1,12 @@
 """What a checkup of this machine shows, and where it is stored."""
 
 import json
-import os
-import secrets
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.machine import facts
+from harness.machine import facts, whole_file
 from harness.refusal import Refusal
 
 MIB = 1 << 20
@@ -89,12 +87,7 @@ def keep(checkup: Checkup, cache: Path, with_noise: bool = True) -> Path:
 def write(path: Path, figures: dict[str, Any]) -> None:
     """Write a file of figures whole, or not at all: another process may read it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    try:
-        partial.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    whole_file.write(path, json.dumps(figures, indent=1))
 
 
 def latest(cache: Path) -> dict[str, object]:

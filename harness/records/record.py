@@ -3,6 +3,7 @@
 Bytes are integers above the settled base of a process, seconds are floats, ratios plain numbers. Unknown is None.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -329,6 +330,12 @@ class Record(Value):
 
 
 _EMPTY: tuple[Value, ...] = (Prediction(), Memory(), Times())
+
+
+def heading_of(records: Sequence[Record]) -> Heading:
+    """Return what a suite said beside its cases when the newest run among its records began; empty where none did."""
+    headings = (record.heading for record in reversed(records) if record.slot is None)
+    return next((each for each in headings if each.title or each.claims), Heading())
 
 
 def upgraded(fields: dict[str, Any]) -> dict[str, Any]:

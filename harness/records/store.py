@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -142,8 +143,21 @@ def next_file(folder: Path, commit: str) -> Path:
     return folder / f"{now:{STAMP}}-{commit}.jsonl"
 
 
+def below(folder: Path) -> list[Path]:
+    """Return all results files below a folder, also behind links, in order; a circle of links is followed once."""
+    entered: set[str] = set()
+    files: list[Path] = []
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        files += (Path(root, name) for name in names if name.endswith(".jsonl"))
+    return sorted(files)
+
+
 def newest(path: Path) -> list[Path]:
-    """Find the results below a path: the file itself, or of each folder the one that was written to last.
+    """Find the results below a path: the file itself, or of each folder that of each suite and machine written last.
 
     That need not be the last one begun: a run that was interrupted goes on in its own file.
     """
@@ -152,22 +166,44 @@ def newest(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     by_folder: dict[Path, list[Path]] = {}
-    for file in sorted(path.rglob("*.jsonl")):
+    for file in below(path):
         by_folder.setdefault(file.parent, []).append(file)
-    return [
-        max(files, key=lambda file: (_written(file), file)) if len(files) > 1 else files[0]
-        for _, files in sorted(by_folder.items())
-    ]
+    chosen: list[Path] = []
+    for files in by_folder.values():
+        of_each: dict[Any, list[Path]] = {}
+        for file in files:
+            of_each.setdefault(_subject(file) if len(files) > 1 else None, []).append(file)
+        chosen += (max(its, key=_age) for its in of_each.values())
+    return sorted(chosen, key=lambda file: (file.parent, file))
+
+
+def _age(file: Path) -> tuple[datetime, Path]:
+    """Return what orders the files of a folder: when each was written to, and where that is equal its name."""
+    return _written(file), file
+
+
+def _subject(file: Path) -> tuple[str, str]:
+    """Return the suite and the machine of a file, by its first line; empty texts where that cannot be read."""
+    with suppress(OSError, ValueError, AttributeError, RecursionError), file.open("rb") as opened:
+        record = json.loads(opened.readline(TAIL))
+        origin = record.get("origin", record)  # format 1 has no rooms
+        return str(origin.get("suite", "")), str((origin.get("machine") or {}).get("name", ""))
+    return "", ""
 
 
 def larger_before(file: Path) -> Path | None:
     """Return the newest of the last few files before this one in its folder that has all of its rows, and more.
 
-    So the run of a whole suite lies before those of its parts.
+    So the run of a whole suite lies before those of its parts. A file that cannot be read is passed over.
     """
-    before = sorted((each for each in file.parent.glob("*.jsonl") if each.name < file.name), reverse=True)[:NEIGHBOURS]
+    its_age = _age(file)
+    before = sorted((each for each in file.parent.glob("*.jsonl") if _age(each) < its_age), key=_age, reverse=True)
     rows = _measured(file) if before else set()
-    return next((each for each in before if rows < _measured(each)), None)
+    for each in before[:NEIGHBOURS]:
+        with suppress(StoreError):
+            if rows < _measured(each):
+                return each
+    return None
 
 
 def notes_of_parts(path: Path) -> list[str]:

@@ -7,6 +7,7 @@ from tabulate import tabulate
 
 from harness.contract.strategy import Strategy
 from harness.machine import history
+from harness.records.record import heading_of
 from harness.report.provenance import of_records
 from harness.report.results import Results
 from harness.report.text import code, escaped, row_name, with_code
@@ -139,7 +140,7 @@ def index(by_folder: Mapping[str, Sequence[Results]], changes: Mapping[str, str]
     for folder, members in by_folder.items():
         records = [record for each in members for record in each.records]
         origin = of_records(records)
-        title = next((record.heading.title for record in records if record.heading.title), "")
+        title = heading_of(records).title
         rows.append(
             (
                 f"[{escaped(folder)}]({where}{folder}/README.md)",

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from harness.machine import whole_file
 from harness.refusal import Refusal
 
 Text = Callable[[Mapping[str, str]], str]
@@ -72,7 +73,7 @@ def insert_into(path: Path, texts: Mapping[str, Text]) -> list[str]:
         new = insert(new, name, texts[name])
     if new != old:
         try:
-            path.write_text(new, encoding="utf-8", newline=_line_end(path))
+            whole_file.write(path, new, newline=_line_end(path))
         except OSError as error:
             raise InsertError(f"'{path}' cannot be written ({error.strerror}): give rights, or name another") from None
     return [name for name in names if name not in texts]

@@ -146,7 +146,9 @@ def _models(rows: Sequence[Figures]) -> dict[str, str]:
     ranks: dict[str, int] = {}
     for row in rows:
         ranks[row["suite"]] = max(row["ranks"], ranks.get(row["suite"], 1))
-    asked = {row["suite"]: of_model.options(row["suite"], row["shape"], ranks[row["suite"]]) for row in rows}
+    asked = {
+        row["suite"]: of_model.options(row["suite"], row["workload"], row["shape"], ranks[row["suite"]]) for row in rows
+    }
     return {suite: options for suite, options in asked.items() if options}
 
 

@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record
+from harness.records.record import heading_of
 from harness.records.store import StoreError
 from harness.report import (
     advise,
@@ -269,7 +270,9 @@ class Report:
             raise charts.PicturesError(f"no picture's name contains '{only}': leave it out to draw all of them")
 
     def write_page(self, path: str | Path) -> None:
-        """Write everything as one offline page; raise StoreError where the file cannot be written."""
+        """Write everything as one offline page; raise StoreError where it has no room or cannot be written."""
+        if all(each.tried for each in self.measured):
+            raise StoreError("a page has no room for advice and tried limits: print these results as markdown")
         answers: dict[str, list[Answer]] = {}
         longest: dict[str, list[fit.Limits]] = {}
         for each in self.measured:
@@ -292,7 +295,7 @@ class Report:
             for compared in _judged(each)
         }
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
-        titles = {each.suite: record.heading.title for each in self.measured for record in each.records[:1]}
+        titles = {each.suite: heading_of(each.records).title for each in self.measured}
         by_suite: dict[str, list[Record]] = {}
         changed: dict[str, str] = {}
         for each in self.measured:

@@ -1,5 +1,6 @@
 """Results files, each read and judged once, for every form of report."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,7 +73,7 @@ def read(
         for problem in problems:
             warn(problem)
         name = visible(next((record.origin.suite for record in records if record.origin.suite), file.stem))
-        folder = file.resolve().parent.parent.name
+        folder = Path(os.path.abspath(file)).parent.parent.name  # as it is named, where a link leads elsewhere
         results.append(Results(name, folder, tuple(records), _asked(suites, folder, aliases or {})))
     return [each for each in results if each.records] or results
 

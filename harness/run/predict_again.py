@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.contract.plugins import Plugins
 from harness.machine import facts, history
 from harness.records import Record, Slot, store
+from harness.records.record import heading_of
 from harness.run import bench, digests, locks, prepare_data, session
 from harness.run.bench import Options, Progress
 from harness.run.schedule import Schedule, Summary
@@ -39,6 +40,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         if whole is None:
             return None
         file, records = whole
+        suite = plan.suite
         roles = history.since(records, plugins.strategies)
         if roles is None or roles.run or roles.measuring:
             return None
@@ -49,6 +51,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
             return None
         if roles.predicting:
             _append(file, schedule, options, progress, corpora)
+        elif (known := heading_of(records)).title != suite.title or known.claims != tuple(suite.claims):
+            store.append(file, session.beginning(schedule, bench.new_id()))
         return file
 
 

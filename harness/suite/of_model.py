@@ -24,6 +24,8 @@ USUAL_ON_RANKS = (
     f"bfloat16,qlora,fsdp,{LEAN}",
 )
 """Those of one that says on how many ranks it runs."""
+WORKLOADS = ("causal_lm", "causal_lm_documents")
+"""What trains a published model: on windows of one length, and on texts of all lengths."""
 USUAL_TOKENS = 2048
 LEAST_TOKENS = 128
 """Where a search for the most tokens begins, if nothing else is said."""
@@ -94,7 +96,7 @@ class Model:
         texts = self.documents is not None
         lines = [
             f"title: {json.dumps(f'{self.stem} at {tokens:,} tokens')}",
-            f"workload: {'causal_lm_documents' if texts else 'causal_lm'}",
+            f"workload: {WORKLOADS[bool(texts)]}",
             f"places: [{', '.join(places)}]",
             f"corpus: {'standard_library' if texts else 'zipf'}",
             f"shape: {{{key}: {json.dumps(self.name)}, tokens: {tokens}{more}{', longer: skip' if texts else ''}}}",
@@ -106,13 +108,13 @@ class Model:
         return "\n".join(lines) + "\n"
 
 
-def options(suite: str, shape: Mapping[str, Any], ranks: int) -> str:
-    """Return by which options a command line asked for a suite of this name; empty where its shape is of no model.
+def options(suite: str, workload: str, shape: Mapping[str, Any], ranks: int) -> str:
+    """Return by which options a command line asked for a suite of this name; empty where its workload has no model.
 
     A suite from a file that has the name of its model is taken for one from the command line.
     """
     name = shape.get("config")  # the values themselves, where it was a file
-    if not isinstance(name, str) or Model(name).stem != suite:
+    if workload not in WORKLOADS or not isinstance(name, str) or Model(name).stem != suite:
         return ""
     on_ranks = f" --ranks {ranks}" if ranks > 1 else ""
     batch = f" --batch {shape['batch']}" if shape.get("batch", 1) != ranks else ""

@@ -48,8 +48,8 @@ def read(
     It is for the `rounds` that it will run, by default those that it says itself. Where a command line wrote the text,
     `options` has the option for each key, and errors name that in place of a line.
     """
-    if rounds is not None and not 0 <= rounds <= MAX_ROUNDS:
-        raise SuiteError(f"{rounds} rounds cannot be run: ask for 0 to {MAX_ROUNDS}")
+    if rounds is not None and not (isinstance(rounds, int) and 0 <= rounds <= MAX_ROUNDS):
+        raise SuiteError(f"{rounds!r} rounds cannot be run: ask for 0 to {MAX_ROUNDS}")
     try:
         document = yaml.load(path) if text is None else yaml.loads(text, str(path))
     except yaml.YamlError as error:

@@ -30,8 +30,10 @@ def size(text: str | int, of: str = "") -> int:
     named = f"{of}: " if of else ""
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
     unit = BY_LETTERS.get(match[2].lower()) if match else None
-    if match is not None and (
-        match[2].lower() in ("k", "m", "g", "t") or (not match[2] and float(match[1]) < LEAST_BARE)
+    if (
+        match is not None
+        and float(match[1])
+        and (match[2].lower() in ("k", "m", "g", "t") or (not match[2] and float(match[1]) < LEAST_BARE))
     ):
         letter = match[2].upper() or "G"
         raise SizeError(

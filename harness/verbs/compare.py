@@ -229,6 +229,8 @@ def _of_case(old: Row, new: Row) -> Iterator[Change]:
         yield Change(old.case, "answer", old.answer, new.answer, _of_answers(old.answer, new.answer))
     elif old.answer is not None:
         yield _lost(old, new, "answer", old.answer)
+    elif new.answer in WRONG:
+        yield Change(old.case, "answer", None, new.answer, WORSE, reason=new.answer_reason)
     if old.peak_bytes and old.status == "ok":
         known = new.peak_bytes and new.status == "ok"
         yield _of_peaks(old, new) if known else _lost(old, new, "peak", old.peak_bytes)

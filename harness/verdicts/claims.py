@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.records import Case, Claim, Record
+from harness.records.record import heading_of
 from harness.verdicts import times
 from harness.verdicts.expressions import (
     COUNTED,
@@ -148,9 +149,7 @@ def refuse(claims: Iterable[Claim], comparisons: Sequence[Sequence[Case]], suite
 
 def answered(records: Sequence[Record], tables: Sequence[Comparison]) -> list[Answer]:
     """Decide the claims that the newest run among records was made for: none, where it had none."""
-    headings = (record.heading for record in reversed(records) if record.slot is None)
-    claims: tuple[Claim, ...] = next((each.claims for each in headings if each.title or each.claims), ())
-    return [answer(claim, tables) for claim in answerable(claims, records)]
+    return [answer(claim, tables) for claim in answerable(heading_of(records).claims, records)]
 
 
 def answerable(claims: Iterable[Claim], records: Iterable[Record]) -> list[Claim]:

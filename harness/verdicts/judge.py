@@ -7,7 +7,7 @@ from statistics import median
 
 from harness.contract.instruments import WHOLE
 from harness.records import Case, Prediction, Record
-from harness.records.record import OUT_OF_MEMORY, WRONG
+from harness.records.record import OPEN_STATUSES, OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks, remarks
 from harness.verdicts.observed import Observed, comparable, grouped, machine_of, resolution_of
 from harness.verdicts.pooled import BASELINES, MARGIN, Pooled, Speed, Times
@@ -79,6 +79,12 @@ class Row:
     def whole_peak_bytes(self) -> int | None:
         """The peak of a row that ran to its end; what it had taken when it failed is none."""
         return self.peak_bytes if self.status == "ok" else None
+
+    @property
+    def failed_answer(self) -> Record | None:
+        """The record of a comparison of answers that failed, as it would again; None where there is none."""
+        compared = (record for record in self.records if record.slot is not None and record.slot.kind == "numerics")
+        return next((each for each in compared if not each.numerics and each.status not in OPEN_STATUSES), None)
 
     @property
     def label(self) -> str:
@@ -345,8 +351,8 @@ def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None
 
 def _is_beyond_steps(observed: Observed) -> bool:
     """Check whether a peak has what a timed process has not, or does not count: child processes, or a run's end."""
-    ends = any(record.memory.peak_phase in WHOLE for record in observed.memory)
-    return ends or observed.children is not None
+    phases = (phase for record in observed.memory for phase in (record.memory.peak_phase or "").split(", "))
+    return any(phase in WHOLE for phase in phases) or observed.children is not None
 
 
 def _fetch(observed: Observed) -> float | None:

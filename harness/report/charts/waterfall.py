@@ -28,7 +28,11 @@ def contributions(rows: Sequence[Figures]) -> Any:
         name = f"+ {member}" + " again" * before.count(member)
         kind = "less" if peaks[after] <= peaks[before] else "more"
         values.append(_bar(name, peaks[before], peaks[after], kind))
-    values.append(_bar("all together", 0, peaks[whole], "whole"))
+    ranks = max(
+        row["ranks"] for row in rows if row["peak_bytes"] == peaks[whole] and _members(row["strategy"]) == whole
+    )
+    together = f"all together on {ranks} ranks" if ranks > 1 else "all together"
+    values.append(_bar(together, 0, peaks[whole], "whole"))
     order = [value["step"] for value in values]
     y = alt.Y("step:N", sort=order, title=None)
     colors = alt.Scale(domain=["whole", "less", "more"], range=[GREY, GREEN, RED])
@@ -41,10 +45,17 @@ def contributions(rows: Sequence[Figures]) -> Any:
 
 
 def stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
-    """Return the peaks from the baseline to the largest combination, in bytes, each with one member more; or none."""
-    peaks = {
-        _members(row["strategy"]): row["peak_bytes"] for row in rows if row["status"] == "ok" and row["peak_bytes"]
-    }
+    """Return the peaks from the baseline to the largest combination, in bytes, each with one member more; or none.
+
+    Rows on several ranks are those of one number of them, the smallest that has the largest combination.
+    """
+    numbers = sorted({row["ranks"] for row in rows if row["ranks"] > 1}) or [1]
+    return max((_stepwise([row for row in rows if row["ranks"] in (1, number)]) for number in numbers), key=len)
+
+
+def _stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
+    usable = [row for row in rows if row["status"] == "ok" and row["peak_bytes"]]
+    peaks = {_members(row["strategy"]): row["peak_bytes"] for row in sorted(usable, key=lambda row: int(row["ranks"]))}
     if () not in peaks:
         return {}
     largest = max(map(len, peaks))

@@ -22,7 +22,8 @@ import harness as harness_package
 from harness import records
 from harness.cli import commands, screen
 from harness.records import Case, Origin, Record, Slot, store
-from harness.run import session
+from harness.run import prepare_data, session
+from harness.suite.bounds import SuiteError
 from harness.suite.schema import Suite
 
 Here = Callable[..., tuple[object, str, str]]
@@ -325,6 +326,11 @@ def file_in_the_place_of_results(folder: Path) -> None:
     (folder / "results").write_text("in its place")
 
 
+def file_in_the_place_of_the_cache(folder: Path) -> None:
+    suite_in(folder)
+    (folder / "cache").write_text("in its place")
+
+
 def short_corpus(folder: Path) -> None:
     suite_in(folder, ("corpus: zipf", "corpus: short.txt"))
     (folder / "short.txt").write_text("too short")
@@ -368,6 +374,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "another place": (fine_suite, "run small.yaml --place torch/cup", ["small.yaml", "did you mean 'torch/cpu'?"]),
     "no such row": (fine_suite, "run small.yaml -k offload", ["small.yaml", "'offload'", "harness list"]),
     "a file for results": (file_in_the_place_of_results, "run small.yaml", ["'results/small", "--results"]),
+    "a cache that cannot be": (file_in_the_place_of_the_cache, "run small.yaml", ["folder with XDG_CACHE_HOME"]),
+    "documents as csv": (document_without_marks, "report r.jsonl --documents c.yaml --format csv", ["--documents"]),
     "a short corpus": (short_corpus, "run small.yaml", ["short.txt", "9"]),
     "a missing plugin": (fine_suite, "run small.yaml --plugin gone.py", ["gone.py", "give the path"]),
     "a broken plugin": (broken_plugin, "list --plugin broken.py", ["broken.py", "ValueError", "mend it"]),
@@ -402,6 +410,15 @@ def test_a_mistake_is_one_sentence_with_place_and_remedy(tmp_path: Path, name: s
     told = sentence(*here(tmp_path, *arguments.split()))
     for word in words:
         assert word in told
+
+
+def test_a_terminal_without_the_letters_of_a_suite_gets_their_numbers(tmp_path: Path) -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    slot = Slot(case=case.digest(), kind="memory")
+    store.append(tmp_path / "r.jsonl", Record(slot=slot, case=case, status="error", origin=Origin(suite="Maß 模")))
+    env = {**environment(tmp_path), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([*HARNESS, "report", "r.jsonl"], cwd=tmp_path, env=env, capture_output=True, timeout=300)
+    assert done.returncode == 0 and "# Maß \\u6a21\n".encode("latin-1") in done.stdout, (done.stdout, done.stderr)
 
 
 def test_a_path_without_rights_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here) -> None:
@@ -649,6 +666,28 @@ def test_results_in_which_nothing_was_measured_hide_none_of_those_that_come_with
     assert "measured in torch: typically" in usual and here(tmp_path, "show", "checkpoint")[1] == usual
     store.append(file, Record(slot=Slot(case="a", kind="memory")))
     assert "measured: never alone in 'results'" in here(tmp_path, "show", "checkpoint")[1]
+
+
+def test_tables_of_an_open_vocabulary_have_titles_that_tell_them_apart(tmp_path, here, monkeypatch) -> None:
+    """Their size is that of the corpus, which is known before anything runs."""
+    (tmp_path / "words.txt").write_text("a few words again and again " * 400)
+    suite = suite_in(
+        tmp_path,
+        ("corpus: zipf\ntokenizer: bytes", "corpus: words.txt\ntokenizer: words"),
+        ("heads: 2", "heads: [1, 2]"),
+    )
+    suite.write_text(re.sub(r"vocabulary: \d+", "vocabulary: 0", suite.read_text()))
+    keys, titles = [], []
+
+    def run(plan, plugins, options, watcher):
+        closed = prepare_data.closed(plan, plugins, options.cache)
+        keys.extend(each.baseline.comparison_key for each in closed.comparisons)
+        titles.extend(watcher.title_of[key] for key in keys)
+        raise SuiteError("enough")
+
+    monkeypatch.setattr(session, "run", run)
+    assert "enough" in here(tmp_path, "run", "small.yaml")[2]
+    assert len(set(titles)) == 2 and all("heads" in title for title in titles)
 
 
 def test_every_name_that_a_package_offers_can_be_imported() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,18 @@ def test_a_wrong_answer_fails(tmp_path):
     done = run_pytest(tmp_path, "small.yaml", "--harness-plugin", "forgetful.py")
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
     assert "the answer is diverged" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_an_answer_that_could_not_be_compared_fails(tmp_path):
+    """It runs a few steps as it should, and ends in an error where answers are compared, which takes more of them."""
+    (tmp_path / "small.yaml").write_text(SUITE.replace("checkpoint, jax_vmap", "forgetful"))
+    counted = "inner, calls = parts.loss, iter([None] * 12)"
+    loss = "lambda *args: inner(*args) if next(calls, 1) is None else 1 / 0"
+    text = WRONG.replace("inner = parts.loss", counted)
+    (tmp_path / "forgetful.py").write_text(re.sub(r"loss=lambda .*\)\)", f"loss={loss})", text))
+    done = run_pytest(tmp_path, "small.yaml", "--harness-plugin", "forgetful.py")
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "the answer could not be compared: error: ZeroDivisionError" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(

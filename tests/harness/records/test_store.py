@@ -17,6 +17,7 @@ from harness import Place
 from harness.records import Applied, Case, Claim, Fit, Heading, Memory, Origin, Phase, Record, Slot, Task, Times, store
 from harness.records.store import StoreError
 from harness.records.task import TokenFile, id_type
+from harness.report.results import read
 
 ROOT = Path(__file__).resolve().parents[3]
 CASE = Case(
@@ -294,6 +295,43 @@ def test_newest_is_the_file_that_was_written_to_last_though_another_was_begun_si
     assert store.newest(tmp_path) == [part], "of the same second the last one begun"
     recorded(whole, "no time")
     assert store.newest(tmp_path) == [part]
+
+
+def test_results_of_several_suites_and_machines_in_one_folder_are_all_there(tmp_path: Path) -> None:
+    for at, (suite, machine) in enumerate([("a", "m"), ("b", "m"), ("a", "n"), ("a", "m")]):
+        path = tmp_path / f"2026010{at + 1}T000000Z-x.jsonl"
+        store.append(path, Record(origin=Origin(suite=suite, machine={"name": machine})))
+    assert [path.name[:8] for path in store.newest(tmp_path)] == ["20260102", "20260103", "20260104"]
+
+
+def test_links_are_followed_and_a_circle_of_them_ends(tmp_path: Path) -> None:
+    file = recorded(tmp_path / "elsewhere" / "data" / "m" / "20260101T000000Z-x.jsonl", "2026-01-01T00:00:00+00:00")
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "mine").symlink_to(file.parents[1])
+    (results / "round").symlink_to(results)
+    assert store.newest(results) == [results / "mine" / "m" / file.name]
+    assert [each.folder for each in read(store.newest(results), print)] == ["mine"]
+
+
+def test_a_file_that_leads_nowhere_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "20250101T000000Z-x.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    file = recorded(tmp_path / "20260101T000000Z-x.jsonl", "2026-01-01T00:00:00+00:00")
+    assert store.larger_before(file) is None and store.notes_of_parts(tmp_path) == []
+
+
+def test_a_part_that_was_begun_before_the_whole_and_ended_after_it_is_seen_as_one(tmp_path: Path) -> None:
+    def measured(name: str, utc: str, *tokens: int) -> Path:
+        path = tmp_path / f"{name}.jsonl"
+        for each in tokens:
+            case = Case(workload="decoder", shape={"tokens": each}, place="torch/cpu", corpus="x", tokenizer="bytes")
+            slot = Slot(case=f"{each} by {name}", kind="memory")
+            store.append(path, Record(slot=slot, case=case, origin=Origin(utc=utc)))
+        return path
+
+    part = measured("20260101T000000Z-x", "2026-03-01T00:00:00+00:00", 64)
+    whole = measured("20260201T000000Z-x", "2026-02-01T00:01:00+00:00", 64, 128)
+    assert store.newest(tmp_path) == [part] and store.larger_before(part) == whole
 
 
 def test_a_part_of_a_suite_that_was_run_after_the_whole_is_seen_as_one(tmp_path: Path) -> None:

@@ -112,6 +112,29 @@ def test_a_document_that_is_for_reading_alone_is_refused_in_a_sentence(
         report.put_into(document)
 
 
+def test_a_disk_that_is_full_costs_no_text_of_a_document(
+    report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "document.md"
+    text = "<!-- generated: losses -->\n<!-- end: losses -->\n" + "mine\n" * 100
+    document.write_text(text)
+    document.chmod(0o640)
+    written = Path.write_text
+
+    def half(path: Path, text: str, **options: Any) -> None:
+        written(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        with pytest.raises(InsertError, match="No space left on device"):
+            report.put_into(document)
+    assert document.read_text() == text and list(tmp_path.iterdir()) == [document]
+    report.put_into(document)
+    assert document.read_text().endswith("mine\n" * 100) and len(document.read_text()) > len(text)
+    assert document.stat().st_mode & 0o777 == 0o640
+
+
 def test_results_of_two_machines_stay_apart(tmp_path: Path) -> None:
     (file,) = store.newest(LOSSES)
     for machine in ("one", "two"):
@@ -210,10 +233,10 @@ def test_a_claim_that_names_no_row_is_refused_as_by_the_commands(
     assert not Path("results").exists(), "before anything is measured"
 
 
-@pytest.mark.parametrize("rounds", [-1, 101])
-def test_as_many_rounds_as_a_suite_may_have(rounds: int, smallest: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [-1, 101, "3"])
+def test_as_many_rounds_as_a_suite_may_have(rounds: Any, smallest: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(smallest)
-    with pytest.raises(SuiteError, match=rf"^{rounds} rounds cannot be run: ask for 0 to 100$"):
+    with pytest.raises(SuiteError, match=rf"^{rounds!r} rounds cannot be run: ask for 0 to 100$"):
         harness.run(tmp_path / "small.yaml", results=tmp_path / "results", rounds=rounds)
     assert not (tmp_path / "results").exists()
 

@@ -13,7 +13,7 @@ from harness.contract import plugins
 from harness.contract.place import Place
 from harness.machine.history import Roles
 from harness.records import Case, Memory, Origin, Prediction, Record, Slot, Times, store
-from harness.records.record import Verdict
+from harness.records.record import Verdict, heading_of
 from harness.records.roofline import Operations
 from harness.run import bench, guards, predict_again, predictions, rounds, runner, session, turns
 from harness.run import schedule as schedules
@@ -1013,6 +1013,20 @@ def test_a_better_predictor_predicts_again_what_stays_measured(running, tmp_path
         assert (before[label].predicted_bytes, row.predicted_bytes) == (MIB, 2 * MIB)
         assert (row.peak_bytes, row.speed) == (before[label].peak_bytes, before[label].speed)
     assert running(workers, once=True) == file, "and a run of this very code finds nothing to do"
+
+
+def test_a_run_that_is_asked_for_once_answers_the_claims_that_stand_now(running, tmp_path, monkeypatch):
+    claim = "claims: [{id: A, says: %s, that: peak(checkpoint) > 0}]"
+    file = running(Workers(), claim % "before")
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ()))
+    suite = (tmp_path / "mine.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(suite.replace("says: before", "says: now"))
+    plan, options = read(tmp_path / "mine.yaml", LOADED), Options(tmp_path, cache=tmp_path, once=True)
+    for _ in range(2):
+        assert predict_again.run(plan, LOADED, options, Progress()) == file
+        records = store.read(file)[0]
+        assert [claim.says for claim in heading_of(records).claims] == ["now"]
+    assert sum(record.slot is None and bool(record.heading.claims) for record in records) == 2, "written once"
 
 
 @pytest.mark.parametrize("roles", [None, Roles(("a strategy",), (), ()), Roles((), ("the meter",), ("the predictor",))])

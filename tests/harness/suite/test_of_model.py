@@ -75,7 +75,8 @@ def test_a_model_is_trained_on_texts_and_evaluated_where_that_is_asked_for(tmp_p
     written = capsys.readouterr().out.removeprefix("```yaml\n").partition("```")[0]
     again = reader.read(tmp_path / "gpt2.yaml", LOADED, written)
     assert [each.digest() for each in again.cases] == [each.digest() for each in plan.cases]
-    assert options("gpt2", case.shape, 1) == "--model gpt2 --tokens 256 --batch 4 --documents 64 --evaluations 2"
+    asked = "--model gpt2 --tokens 256 --batch 4 --documents 64 --evaluations 2"
+    assert options("gpt2", case.workload, case.shape, 1) == asked
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_model_on_ranks_has_a_row_for_each_if_nothing_else_is_said(batch, rows
     on = {case.label: (case.ranks, case.shape["batch"]) for case in plan.cases}
     assert on.pop("baseline") == (1, rows) and set(on.values()) == {(8, rows)}
     assert "fsdp + checkpoint + fused_loss" in {label.partition(" on ")[0] for label in on}
-    assert options("gpt2", plan.cases[0].shape, 8) == f"--model gpt2 --tokens 256 {asked}"
+    assert options("gpt2", "causal_lm", plan.cases[0].shape, 8) == f"--model gpt2 --tokens 256 {asked}"
 
 
 @pytest.mark.parametrize("option", ["documents", "evaluations", "ranks"])
@@ -177,7 +178,8 @@ def test_more_tokens_than_a_model_has_positions_are_refused_with_what_to_write()
 
 
 def test_a_model_whose_values_stand_in_the_records_has_no_command_line():
-    assert options("mine", {"config": {"model_type": "gpt2"}, "tokens": 64}, 1) == ""
+    assert options("mine", "causal_lm", {"config": {"model_type": "gpt2"}, "tokens": 64}, 1) == ""
+    assert options("gpt2", "mine", {"config": "gpt2", "layers": 2}, 1) == ""  # of a workload that others wrote
 
 
 @pytest.mark.parametrize("supposed", [True, False])

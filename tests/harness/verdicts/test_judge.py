@@ -348,7 +348,13 @@ def test_a_small_saving_is_not_noted_and_a_device_has_no_such_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    "beyond", [{"peak_phase": "evaluate"}, {"peak_phase": "save"}, {"flags": ("child_processes",), "children": 8}]
+    "beyond",
+    [
+        {"peak_phase": "evaluate"},
+        {"peak_phase": "evaluate, save"},
+        {"peak_phase": "save"},
+        {"flags": ("child_processes",), "children": 8},
+    ],
 )
 def test_timed_processes_are_not_compared_where_they_lack_what_sets_the_peak(beyond: dict[str, Any]) -> None:
     def of(name: str, peak: int, children: int = 0, **more: Any) -> list[Record]:
