@@ -12,7 +12,7 @@ from harness.machine import history
 
 ROOT = Path(__file__).resolve().parents[1]
 Here = Callable[..., tuple[object, str, str]]
-PLACES = {"use", "advice", "sentences", "suites", "documents", "trust"}
+PLACES = {"use", "advice", "sentences", "suites", "documents", "trust", "counterparts"}
 """Marks that are no folders of results."""
 DOCUMENTS = ["README.md", "docs/tables.md", "docs/in_your_code.md", "RESULTS.md"]
 DOCUMENTS += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/README.md"))

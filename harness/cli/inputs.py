@@ -88,8 +88,9 @@ class Cases:
             usual = "torch/cuda" if on_gpu or gpu.usable_bytes() is not None else "torch/cpu"
             text = model.suite(self.place or [usual])
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds, of_model.OPTIONS)
+        plan = selected(plan, self.place, self.only, f"--model {self.model}" if model is not None else "")
+        if model is not None:
             out.print(f"```yaml\n{text}```\n")
-        plan = selected(plan, self.place, self.only)
         demand_gpu(plan, on_gpu)
         return with_budget(plan, None if budget is None else size(budget, "budget"))
 

@@ -1,4 +1,4 @@
-"""What has the idea of a strategy in other libraries: the function or the setting for a training loop of one's own."""
+"""How other libraries are asked for what a strategy does: the function to call, or the setting to change."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -33,7 +33,7 @@ Member = tuple[Applied, Strategy]
 
 
 class Counterpart(NamedTuple):
-    """What a library has: the code that asks for it, and for which strategies."""
+    """The code that asks a library for what some strategies do, by their names."""
 
     library: str
     code: str
@@ -49,7 +49,7 @@ def entries() -> Mapping[str, Mapping[str, str]]:
 
 
 def of(members: Sequence[Member]) -> list[Counterpart]:
-    """Return what has the ideas of some strategies with their knobs, library by library."""
+    """Return the code that asks for some strategies with their knobs, library by library."""
     known = []
     for key, (library, call) in FORMS.items():
         texts = {strategy.name: text for applied, strategy in members if (text := _text(applied, strategy, key))}
@@ -66,14 +66,24 @@ def _text(applied: Applied, strategy: Strategy, key: str) -> str:
     return Template(entries().get(strategy.name, {}).get(key, "")).substitute(knobs)
 
 
+def of_case(case: Case, strategies: Mapping[str, Strategy]) -> list[Counterpart]:
+    """Return the code that asks for the strategies of a case, of the libraries that its framework works with."""
+    libraries = USED_WITH[case.place.backend]
+    return [each for each in of(_members(case, strategies)) if each.library in libraries]
+
+
+def _members(case: Case, strategies: Mapping[str, Strategy]) -> list[Member]:
+    return [(applied, strategies[applied.name]) for applied in case.strategies if applied.name in strategies]
+
+
 def difference(strategy: Strategy) -> str:
-    """Return what differs from a strategy elsewhere, as a sentence; an empty text where nothing is said."""
+    """Return what differs from a strategy there, as a sentence; an empty text where nothing is said."""
     note = entries().get(strategy.name, {}).get("note", "")
     return with_full_stop(note) if note else ""
 
 
 def lines(strategy: Strategy) -> list[str]:
-    """Write what has the idea of a strategy for a terminal: a line for each library, and what differs."""
+    """Write the code that asks for a strategy for a terminal: a line for each library, and what differs."""
     known = of([(Applied(name=strategy.name), strategy)])
     width = max((len(each.library) for each in known), default=0)
     shown = [f"{each.library:<{width}}  {each.code}" for each in known]
@@ -82,15 +92,13 @@ def lines(strategy: Strategy) -> list[str]:
 
 
 def of_choice(case: Case, strategies: Mapping[str, Strategy]) -> str:
-    """Write how to take the strategies of a case into one's own code, library by library, and which none of them has.
+    """Write the code that asks for the strategies of a case, library by library, and which of them none has.
 
     Returns an empty text where no library is known for any.
     """
-    members = [(applied, strategies[applied.name]) for applied in case.strategies if applied.name in strategies]
-    libraries = USED_WITH[case.place.backend]
-    known = [each for each in of(members) if each.library in libraries]
+    members, known = _members(case, strategies), of_case(case, strategies)
     pieces = []
-    for library in libraries:
+    for library in USED_WITH[case.place.backend]:
         its = [f"{each.code}  # {', '.join(each.names)}" for each in known if each.library == library]
         if its:
             pieces.append("\n".join([f"In your own code, with {library}:\n\n```python", *its, "```"]))
@@ -106,7 +114,7 @@ def of_choice(case: Case, strategies: Mapping[str, Strategy]) -> str:
 
 
 def table(strategies: Mapping[str, Strategy]) -> str:
-    """Write what has the idea of each strategy that is known elsewhere, in the order of the file."""
+    """Write the code that asks for each strategy that other libraries have, in the order of the file."""
     rows = []
     for name in filter(strategies.__contains__, entries()):
         known = of([(Applied(name=name), strategies[name])])

@@ -123,7 +123,7 @@ function facts(at) {
   const list = element("dl");
   const lines = [["status", text("status", at)], ["peak in", text("phase", at)], ["at most", bound(at)],
     ["host MiB", mib(number("host", at))], ["floor MiB", mib(number("floor", at))], ["against", text("against", at)],
-    ["evidence", text("reasons", at)], ["answer", text("why", at)], ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
+    ["evidence", text("reasons", at)], ["answer", text("why", at)], ["notes", text("notes", at)], ["in your own code", text("elsewhere", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
   for (const [name, value] of lines) if (value) list.append(element("dt", name), element("dd", value));
   return list;
 }

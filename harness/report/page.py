@@ -43,6 +43,7 @@ class About:
 
     `answers` are sentences by suite and comparison, `origins` and `titles` are by suite. `stale` are suites whose code
     has changed since. `advice` is what to use in which memory: rows of cells, the headers first, of `advice_origin`.
+    `elsewhere` is the code that asks other libraries for a row, by place and strategy.
     """
 
     use: Sequence[Remedy] = ()
@@ -54,6 +55,7 @@ class About:
     stale: Collection[str] = ()
     advice_origin: str = ""
     advice: Sequence[Sequence[str]] = ()
+    elsewhere: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def html(
@@ -119,6 +121,7 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
 
     words = {name: [number_of(row[figure]) for row in rows] for name, figure in WORDS.items()}
     words["against"] = [number_of(_against(row["strategy"], about.against)) for row in rows]
+    words["elsewhere"] = [number_of(about.elsewhere.get((row["place"], row["strategy"]))) for row in rows]
     words["residual"] = [number_of(_residual(row)) for row in rows]
     numbers: dict[str, list[float | None]] = {
         name: [None if row[figure] is None else round(row[figure] / KIB) for row in rows]

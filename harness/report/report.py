@@ -317,7 +317,18 @@ class Report:
             frozenset(stale),
             plain(origin),
             tuple(tuple(map(plain, row)) for row in (grid.headers, *grid.rows) if grid.rows),
+            self._elsewhere(),
         )
+
+    def _elsewhere(self) -> dict[tuple[str, str], str]:
+        """Return the code that asks other libraries for each row, by its place and name."""
+        return {
+            (str(row.case.place), row.label): "; ".join(each.code for each in known)
+            for results in self.measured
+            for compared in results.tables
+            for row in compared.rows
+            if (known := counterparts.of_case(row.case, self.plugins.strategies))
+        }
 
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:

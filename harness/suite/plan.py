@@ -60,12 +60,16 @@ def demand_gpu(plan: Plan, is_supposed: bool) -> None:
         raise SuiteError(f"{plan.path}: a GPU is named, and no case is on one: name torch/cuda among the places")
 
 
-def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
-    """Return the plan for the places named and the rows whose label contains `only`, with baseline and control."""
+def selected(plan: Plan, places: list[str] | None, only: str | None, where: str = "") -> Plan:
+    """Return the plan for the places named and the rows whose label contains `only`, with baseline and control.
+
+    Raises SuiteError where there is none, which says `where`: by default in the file of the suite.
+    """
+    where = where or str(plan.path)
     for place in places or []:
         if place not in plan.suite.places:
             remedy = ": add it to `places`" if place in PLACES else nearest(place, plan.suite.places)
-            raise SuiteError(f"{plan.path}: it has no place '{place}'{remedy}")
+            raise SuiteError(f"{where}: it has no place '{place}'{remedy}")
     comparisons = (
         comparison for comparison in plan.comparisons if not places or str(comparison.baseline.place) in places
     )
@@ -73,7 +77,7 @@ def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
     if only is None:
         return chosen
     if not any(only in case.label for case in chosen.cases):
-        raise SuiteError(f"{plan.path}: no strategy's name contains '{only}': see its list, or `harness list`")
+        raise SuiteError(f"{where}: no strategy's name contains '{only}': see its list, or `harness list`")
     return chosen.having(lambda case: only in case.label)
 
 

@@ -388,6 +388,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "tokens without a model": (nothing, "plan --tokens 64", ["--tokens", "goes with --model"]),
     "a misspelt row of a model": (nothing, "plan --model gpt2 --with checkpointt", ["harness: --with: there is no "]),
     "a misspelt place of a model": (nothing, "plan --model gpt2 --place torch/gpu", ["harness: --place: there is no "]),
+    "no such row of a model": (nothing, "plan --model gpt2 -k muon", ["harness: --model gpt2: no strategy's name "]),
     "undivided ranks": (nothing, "plan --model gpt2 --ranks 2 --with adam_8bit", ["harness: --ranks: no strategy "]),
     "no cases": (nothing, "plan", ["either a SUITE", "--model"]),
     "a suite and a model": (fine_suite, "plan small.yaml --model gpt2", ["either a SUITE", "--model"]),

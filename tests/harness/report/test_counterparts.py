@@ -1,4 +1,4 @@
-"""What other libraries have: each name is there, with the arguments that it is given, and people see it."""
+"""How other libraries are asked: each name is there, with the arguments that it gets, and people see it."""
 
 import ast
 import dataclasses

@@ -295,6 +295,7 @@ DECIDED = small(
         time_ratio=1.0, time_ratio_low=0.95, time_ratio_high=1.05, time="open", reasons="asked for 3 MiB more",
         host_bytes=1042 << 20, answer_reason="the gradient of embed holds NaN",
     )],
+    about=page.About(elsewhere={("torch/cpu", "b + c"): "torch.b(x); torch.c(<x>)"}),
     open="0",
 )  # fmt: skip
 
@@ -307,6 +308,7 @@ def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
     assert more.count("<circle") == 3 and "3 rounds" in more
     assert "asked for 3 MiB more" in more and "<dt>host MiB</dt><dd>1,042</dd>" in more
     assert "<dt>answer</dt><dd>the gradient of embed holds NaN</dd>" in more
+    assert "<dt>in your own code</dt><dd>torch.b(x); torch.c(&lt;x&gt;)</dd>" in more
     assert "harness run mine --place torch/cpu -k 'b + c' --results again" in unescape(more)
 
 
@@ -319,10 +321,18 @@ def test_a_command_is_one_whatever_a_suite_is_called(shown: dict[int, Shown]) ->
 
 
 OF_MODEL = {"config": "gpt2", "tokens": 512, "batch": 2}
-ASKED = small([row(suite="gpt2", strategy="checkpoint + tiled_loss(chunk=64)", shape=OF_MODEL)], open="0")
-OF_FILE = small([row(suite="mine", strategy="checkpoint", shape=OF_MODEL)], open="0")
-OF_VALUES = small([row(suite="mine", strategy="checkpoint", shape=OF_MODEL | {"config": {"n_layer": 2}})], open="0")
-ON_RANKS = small([row(suite="gpt2", strategy="fsdp + checkpoint on 8 ranks", shape=OF_MODEL, ranks=8)], open="0")
+ASKED = small(
+    [row(suite="gpt2", strategy="checkpoint + tiled_loss(chunk=64)", workload="causal_lm", shape=OF_MODEL)], open="0"
+)
+OF_FILE = small([row(suite="mine", strategy="checkpoint", workload="causal_lm", shape=OF_MODEL)], open="0")
+OF_VALUES = small(
+    [row(suite="mine", strategy="checkpoint", workload="causal_lm", shape=OF_MODEL | {"config": {"n_layer": 2}})],
+    open="0",
+)
+ON_RANKS = small(
+    [row(suite="gpt2", strategy="fsdp + checkpoint on 8 ranks", workload="causal_lm", shape=OF_MODEL, ranks=8)],
+    open="0",
+)
 
 
 def test_a_command_names_the_model_where_that_is_the_suite(shown: dict[int, Shown]) -> None:

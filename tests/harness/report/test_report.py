@@ -325,3 +325,11 @@ def test_claims_of_a_suite_as_it_stands_now_may_use_a_former_name(tmp_path: Path
     (read,) = results.read([file], lambda problem: None, LOADED.aliases, suites)
     assert read.asked is not None
     assert [claim.that for claim in read.asked] == ["peak(document_windows) > 0 and peak(baseline) > 0"]
+
+
+def test_a_page_has_what_other_libraries_have_by_place_and_row() -> None:
+    (label,) = {record.case.label for record in run("m").records if record.case and record.case.strategies}
+    assert Report((run("m"),), LOADED)._about().elsewhere == {
+        ("torch/cpu", label): "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False); "
+        "TrainingArguments(folder, gradient_checkpointing=True)"
+    }
