@@ -113,7 +113,7 @@ def main() -> None:
     signals.listen()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what the terminal has no letter for is named in its place
+            stream.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks becomes its number
     try:
         with signals.undisguised():
             code = app(standalone_mode=False)

@@ -51,11 +51,11 @@ def command(
 
     With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`,
     and the answers to --documents between those of `documents`; with --pictures as well, draw those that the
-    documents link to. The marks `use`, `advice`, `trust`, `sentences` and `suites` are what a first page needs,
-    and `counterparts` is a table of what other libraries have. The
-    first mark may choose tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024
-    rows=baseline|checkpoint`. As csv and json there is one row or object for each strategy, with every figure as a
-    number. Where something is written to a file, nothing is printed but what --format asks for.
+    documents link to. The marks `use`, `advice`, `trust`, `sentences` and `suites` are what a first page needs;
+    `counterparts` is how to ask other libraries for each strategy. The first mark may choose tables and rows of a
+    suite: `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and json there is one row or
+    object for each strategy, with every figure as a number. Where something is written to a file, nothing is printed
+    but what --format asks for.
     """
     if only is not None and pictures is None:
         raise Refusal("-k chooses among the charts to draw: give --pictures FOLDER as well")

@@ -34,7 +34,7 @@ FRONT = 8
 
 
 def text(answers: Sequence[Advice], strategies: Mapping[str, Strategy] = MappingProxyType({})) -> str:
-    """Write what to use for each comparison, why, the lines that ask for it in a suite, and what does elsewhere.
+    """Write what to use for each comparison, why, the lines of it for a suite, and the code for other libraries.
 
     `strategies` are those of the plugins, by name.
     """

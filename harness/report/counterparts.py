@@ -109,8 +109,11 @@ def of_choice(case: Case, strategies: Mapping[str, Strategy]) -> str:
         if strategy.name in named and difference(strategy)
     ]
     others = [code(strategy.name) for _, strategy in members if strategy.name not in named]
-    remarks += [f"- only here: {', '.join(others)}; `harness show` names the files" for _ in others[:1]]
-    return "\n\n".join([*pieces, *filter(None, ["\n".join(remarks)])]) if pieces else ""
+    if others:
+        remarks.append(f"- without a known counterpart: {', '.join(others)}; `harness show` names the code")
+    if pieces and remarks:
+        pieces.append("\n".join(remarks))
+    return "\n\n".join(pieces)
 
 
 def table(strategies: Mapping[str, Strategy]) -> str:

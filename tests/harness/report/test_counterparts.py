@@ -107,12 +107,21 @@ def test_what_is_called_is_there_and_takes_its_arguments(strategies, name, key):
         assert fits(resolved(dotted), call), ast.unparse(call)
 
 
+def is_there(dotted):
+    try:
+        resolved(dotted)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
 def test_what_is_named_without_a_call_is_there(strategies):
+    names = set()
     for name, key in EXPRESSIONS:
         for node in ast.walk(ast.parse(f"made({code_of(strategies, name, key)})")):
             dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-            if dotted.startswith(("torch.", "jax.", "numpy.")):
-                resolved(dotted)
+            names |= {dotted} if dotted.startswith(("torch.", "jax.", "numpy.")) else set()
+    assert "torch.bfloat16" in names and not [each for each in sorted(names) if not is_there(each)]
 
 
 def test_arguments_of_the_trainer_are_its_own(strategies):
@@ -162,7 +171,7 @@ def test_jax_is_shown_for_jax_alone(strategies):
 
 def test_what_is_known_nowhere_is_named(strategies):
     text = counterparts.of_choice(case("torch/cpu", Applied(name="checkpoint"), Applied(name="reversible")), strategies)
-    assert "- only here: `reversible`; `harness show` names the files" in text
+    assert "- without a known counterpart: `reversible`; `harness show` names the code" in text
     assert counterparts.of_choice(case("torch/cpu", Applied(name="reversible")), strategies) == ""
     assert counterparts.of_choice(case("torch/cpu"), strategies) == ""
 

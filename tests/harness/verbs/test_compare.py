@@ -203,8 +203,8 @@ def test_a_case_that_ran_and_no_longer_does_is_worse():
 @pytest.mark.parametrize("status", ["ok", "oom_budget"])
 def test_a_wrong_answer_is_worse_than_none(status):
     old, new = row(status=status, answer=None), replace(row(answer="diverged"), answer_reason="it drifts away")
-    found = compare([Comparison(old.case, (old,))], [Comparison(new.case, (new,))])
-    (change,) = [each for each in found if each.figure == "answer"]
+    changes = compare([Comparison(old.case, (old,))], [Comparison(new.case, (new,))])
+    (change,) = [each for each in changes if each.figure == "answer"]
     assert (change.verdict, change.after, change.reason) == ("worse", "diverged", "it drifts away")
     assert Condition.parse("answer").met(change)
     assert "answer" not in verdicts(old, row())
