@@ -292,18 +292,27 @@ def _meaning(path: Path, aside: frozenset[str]) -> str | None:
     return _of_text(path.read_text(encoding="utf-8"), aside) if path.is_file() else None
 
 
-@cache
 def _meaning_of_blob(blob: str, aside: frozenset[str]) -> str | None:
     """Return what a file of the history does; None for one that was not there, whose number is all zeros."""
+    source = _of_blob(blob)
+    return None if source is None else _of_text(source, aside)
+
+
+@cache
+def _of_blob(blob: str) -> str | None:
     try:
-        return _of_text(facts.git(ROOT, "cat-file", "blob", blob), aside)
+        return facts.git(ROOT, "cat-file", "blob", blob)
     except subprocess.SubprocessError:
         return None
 
 
-@cache
 def _of_text(source: str, aside: frozenset[str] = frozenset()) -> str:
     """Return a digest of what a module does; of one that is no Python, as it may be half written, of its text."""
+    return _digest(source, frozenset(name for name in aside if name in source))
+
+
+@cache
+def _digest(source: str, aside: frozenset[str]) -> str:
     try:
         meaning = _of_source(source, aside)
     except (SyntaxError, ValueError):

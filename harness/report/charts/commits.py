@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.report import words
 from harness.report.charts.names import at_edge, height_of
-from harness.report.charts.style import GREY, LINES, MIB, RED, WIDTH, altair, short
+from harness.report.charts.style import GREY, LINES, MIB, RED, WIDTH, altair, short, tooltip
 from harness.report.export import Figures
 from harness.report.words import Key, titles
 from harness.verbs.history import Series
@@ -39,19 +39,21 @@ def commits(series: Sequence[Series], title: str) -> Any:
     colors = alt.Scale(domain=list(range(len(shown))), range=[COLORS[at % len(COLORS)] for at in range(len(shown))])
     color = alt.Color("id:N", legend=None, scale=colors)
     data = alt.Data(values=values)
-    lines = alt.Chart(data).mark_line(opacity=0.7).encode(x=x, y=y, detail="id:N", color=color)
+    lines = alt.Chart(data).mark_line(opacity=0.7).encode(x=x, y=y, detail=alt.Detail("id:N"), color=color)
     stepped = alt.condition("datum.step", alt.value(RED), color)
     points = (
         alt.Chart(data)
         .mark_point(filled=True, size=60, opacity=1)
-        .encode(x=x, y=y, color=stepped, tooltip=["row:N", "mib:Q"])
+        .encode(x=x, y=y, color=stepped, tooltip=tooltip("row:N", "mib:Q"))
     )
     ends = alt.Chart(alt.Data(values=_named(values, domain, height)))
-    edge, place = alt.value("width"), alt.Y("place:Q", scale=scale)
+    place = alt.Y("place:Q", scale=scale)
     text = ends.mark_text(align="left", dx=6, fontSize=10, clip=False).encode(
-        x=edge, y=place, text="row:N", color=color
+        x=alt.XValue("width"), y=place, text=alt.Text("row:N"), color=color
     )
-    leaders = ends.mark_rule(color=GREY, opacity=0.5, strokeWidth=0.7).encode(x=x, x2=edge, y=y, y2="place:Q")
+    leaders = ends.mark_rule(color=GREY, opacity=0.5, strokeWidth=0.7).encode(
+        x=x, x2=alt.X2Value("width"), y=y, y2=alt.Y2("place:Q")
+    )
     return alt.layer(lines, points, text, leaders).properties(width=WIDTH - 120, height=height, title=title)
 
 

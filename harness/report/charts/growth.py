@@ -7,10 +7,10 @@ from typing import Any
 from harness.records.case import CONTROL
 from harness.report.charts.alike import LENGTH, known_lengths
 from harness.report.charts.names import at_edge, height_of
-from harness.report.charts.style import LINE_OF_TITLE, LINES, RED, WIDTH, altair, plain
+from harness.report.charts.style import LINE_OF_TITLE, LINES, RED, WIDTH, altair, plain, tooltip
 from harness.report.export import Figures
 
-TOOLTIP = ["strategy:N", "tokens:Q", "peak_mib:Q", "predicted_mib:Q", "answer:N", "verdict:N", "status:N"]
+TOOLTIP = ("strategy:N", "tokens:Q", "peak_mib:Q", "predicted_mib:Q", "answer:N", "verdict:N", "status:N")
 
 
 def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
@@ -42,15 +42,17 @@ def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
     lines = alt.Chart(alt.Data(values=measured)).mark_line(point=alt.OverlayMarkDef(filled=True, size=50))
     hollow = alt.Chart(alt.Data(values=predicted)).mark_point(filled=False, size=110)
     layers = [
-        lines.encode(x=x, y=alt.Y("peak_mib:Q", title="peak MiB (logarithmic)", scale=y), color=color, tooltip=TOOLTIP),
-        hollow.encode(x=x, y=alt.Y("predicted_mib:Q", scale=y), color=color, tooltip=TOOLTIP),
-        *(alt.Chart().mark_rule(strokeDash=[6, 4], color=RED).encode(y=alt.datum(budget)) for budget in budgets),
+        lines.encode(
+            x=x, y=alt.Y("peak_mib:Q", title="peak MiB (logarithmic)", scale=y), color=color, tooltip=tooltip(*TOOLTIP)
+        ),
+        hollow.encode(x=x, y=alt.Y("predicted_mib:Q", scale=y), color=color, tooltip=tooltip(*TOOLTIP)),
+        *(alt.Chart().mark_rule(strokeDash=[6, 4], color=RED).encode(y=alt.YDatum(budget)) for budget in budgets),
     ]
     height = height_of(len(names))
     ends = {name: _end([row for row in sized if row["strategy"] == name]) for name in names}
     values = _named([end for end in ends.values() if end is not None], domain, height)
     text = alt.Chart(alt.Data(values=values)).mark_text(align="left", dx=14, fontSize=11, clip=False)
-    layers.append(text.encode(x=x, y=alt.Y("place:Q", scale=y), text="label:N", color=color))
+    layers.append(text.encode(x=x, y=alt.Y("place:Q", scale=y), text=alt.Text("label:N"), color=color))
     words = f"{rows[0]['suite']} on {rows[0]['place']}" + (f", {sizes}" if sizes else "")
     title = textwrap.wrap(words, LINE_OF_TITLE)
     return alt.layer(*layers).properties(width=WIDTH - 120, height=height, title=title)

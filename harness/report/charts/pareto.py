@@ -8,10 +8,10 @@ from typing import Any
 from harness.records.case import CONTROL
 from harness.records.record import WRONG
 from harness.report.charts.beside import Box, beside
-from harness.report.charts.style import BLUE, GREY, HEIGHT, WIDTH, altair, logarithmic, plain, titled
+from harness.report.charts.style import BLUE, GREY, HEIGHT, WIDTH, altair, logarithmic, plain, titled, tooltip
 from harness.report.export import Figures
 
-TOOLTIP = ["strategy:N", "peak_mib:Q", "peak_ratio:Q", "time_ratio:Q", "answer:N", "verdict:N"]
+TOOLTIP = ("strategy:N", "peak_mib:Q", "peak_ratio:Q", "time_ratio:Q", "answer:N", "verdict:N")
 TIMES = ("time_ratio", "time_ratio_low", "time_ratio_high")
 EXACTLY, BY_ANY = "best, answers as before", "best, answers less exactly"
 BEATEN = "beaten in both, as estimated"
@@ -50,11 +50,11 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
     ]
     known = [row for row in measured if row["time_ratio_low"] is not None]
     intervals = alt.Chart(alt.Data(values=known)).mark_rule(opacity=0.45)
-    layers.append(intervals.encode(x=alt.X("time_ratio_low:Q"), x2="time_ratio_high:Q", y=y, color=color))
+    layers.append(intervals.encode(x=alt.X("time_ratio_low:Q"), x2=alt.X2("time_ratio_high:Q"), y=y, color=color))
     for exact in (True, False):
         members = [row for row in measured if row["exact"] is exact]
         points = alt.Chart(alt.Data(values=members)).mark_point(filled=exact, size=75, opacity=1, strokeWidth=2)
-        layers.append(points.encode(x=x, y=y, color=color, tooltip=TOOLTIP))
+        layers.append(points.encode(x=x, y=y, color=color, tooltip=tooltip(*TOOLTIP)))
     named = [row for row in measured if row["kind"] != BEATEN or row["strategy"] == "baseline"]
     boxes = [*_marks(measured, across, up), *(box for best in fronts.values() for box in _steps(best, across, up))]
     return titled(alt.layer(*layers, *_labels(alt, named, boxes, across, up)), rows)
@@ -131,7 +131,7 @@ def _labels(
     return [
         alt.Chart(alt.Data(values=named))
         .mark_text(align=align, baseline="middle", fontSize=11)
-        .encode(x=alt.X("name_x:Q"), y=alt.Y("name_y:Q"), text="label:N")
+        .encode(x=alt.X("name_x:Q"), y=alt.Y("name_y:Q"), text=alt.Text("label:N"))
         for align, named in layers.items()
         if named
     ]

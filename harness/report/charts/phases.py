@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.records.case import CONTROL
-from harness.report.charts.style import MIB, PARTS, altair, titled
+from harness.report.charts.style import MIB, PARTS, altair, titled, tooltip
 from harness.report.export import Figures
 
 BAR = 22
@@ -31,12 +31,14 @@ def phases(rows: Sequence[Figures]) -> Any:
         color=alt.Color("phase:N", title=None, sort=known, scale=alt.Scale(domain=known, range=colors),
                         legend=alt.Legend(orient="top")),
         order=alt.Order("at:Q"),
-        tooltip=["strategy:N", "phase:N", alt.Tooltip("mib:Q", format=",.1f")],
+        tooltip=[*tooltip("strategy:N", "phase:N"), alt.Tooltip("mib:Q", format=",.1f")],
     )  # fmt: skip
     totals = [{"strategy": row["strategy"], "peak": row["peak_bytes"] / MIB,
                "text": f"{row['peak_bytes'] / MIB:,.0f}"} for row in shown]  # fmt: skip
     ends = alt.Chart(alt.Data(values=totals)).mark_text(align="left", dx=4, fontSize=10)
-    return titled(alt.layer(bars, ends.encode(y=y, x="peak:Q", text="text:N")), rows, height=alt.Step(BAR))
+    return titled(
+        alt.layer(bars, ends.encode(y=y, x=alt.X("peak:Q"), text=alt.Text("text:N"))), rows, height=alt.Step(BAR)
+    )
 
 
 def composed(rows: Sequence[Figures]) -> list[Figures]:

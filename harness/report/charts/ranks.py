@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.report.charts.style import BLUE, MIB, RED, altair, titled
+from harness.report.charts.style import BLUE, MIB, RED, altair, titled, tooltip
 from harness.report.export import Figures
 
 BAR = 24
@@ -25,8 +25,8 @@ def ranks(rows: Sequence[Figures]) -> Any:
     x = alt.X("mib:Q", title="peak MiB, a dot for each rank; the line is one process", scale=alt.Scale(zero=True))
     bars = alt.Chart(alt.Data(values=largest)).mark_bar(height=BAR - 8, color=BLUE, opacity=0.35)
     points = alt.Chart(alt.Data(values=each)).mark_point(filled=True, color=BLUE, size=45, opacity=1)
-    one = alt.Chart().mark_rule(color=RED, strokeDash=[6, 4]).encode(x=alt.datum(baseline["peak_bytes"] / MIB))
-    layers = [bars.encode(y=y, x=x), points.encode(y=y, x=x, tooltip=["strategy:N", "rank:Q", "mib:Q"]), one]
+    one = alt.Chart().mark_rule(color=RED, strokeDash=[6, 4]).encode(x=alt.XDatum(baseline["peak_bytes"] / MIB))
+    layers = [bars.encode(y=y, x=x), points.encode(y=y, x=x, tooltip=tooltip("strategy:N", "rank:Q", "mib:Q")), one]
     return titled(alt.layer(*layers), rows, height=alt.Step(BAR))
 
 

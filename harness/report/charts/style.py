@@ -61,6 +61,14 @@ def plain(row: Figures) -> Figures:
     )
 
 
+def tooltip(*fields: str) -> list[Any]:
+    """Return what is shown beside the pointer.
+
+    Altair takes plain names too, in this and all channels, and spends more time on their meaning than on the rest.
+    """
+    return [altair().Tooltip(field) for field in fields]
+
+
 def short(label: str) -> str:
     """Return a label that fits beside a mark."""
     return label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, titled
+from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, titled, tooltip
 from harness.report.export import Figures
 
 BAR = 28
@@ -37,11 +37,13 @@ def contributions(rows: Sequence[Figures]) -> Any:
     y = alt.Y("step:N", sort=order, title=None)
     colors = alt.Scale(domain=["whole", "less", "more"], range=[GREY, GREEN, RED])
     bars = alt.Chart(alt.Data(values=values)).mark_bar(height=BAR - 8).encode(
-        y=y, x=alt.X("low:Q", title="peak MiB"), x2="high:Q",
-        color=alt.Color("kind:N", legend=None, scale=colors), tooltip=["step:N", "text:N"],
+        y=y, x=alt.X("low:Q", title="peak MiB"), x2=alt.X2("high:Q"),
+        color=alt.Color("kind:N", legend=None, scale=colors), tooltip=tooltip("step:N", "text:N"),
     )  # fmt: skip
     texts = alt.Chart(alt.Data(values=values)).mark_text(align="left", dx=4, fontSize=11)
-    return titled(alt.layer(bars, texts.encode(y=y, x="high:Q", text="text:N")), rows, height=alt.Step(BAR))
+    return titled(
+        alt.layer(bars, texts.encode(y=y, x=alt.X("high:Q"), text=alt.Text("text:N"))), rows, height=alt.Step(BAR)
+    )
 
 
 def stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
