@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice, repeat
+from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
 
 from harness.contract.parts import ABSENT, Parts
@@ -55,9 +55,12 @@ def training(
         state = parts.init(parts, source)
         finish(state)
     name = "first_step"
-    for _ in repeat(None) if ending is None else range(ending.steps):
+    for fed in count() if ending is None else range(ending.steps):
         with phase("batches"):
-            x, y = next(batches)
+            try:
+                x, y = next(batches)
+            except StopIteration:
+                raise Refusal(f"the batches ended after {fed}: give them without end, epoch after epoch") from None
         with phase(name):
             state, loss = step(state, x, y)
             mark = finish((state, loss))

@@ -17,6 +17,7 @@ from typing import TypeVar
 import pluggy
 
 from harness.contract import hooks, place
+from harness.contract.data import DATA, FEEDS
 from harness.contract.errors import raised
 from harness.contract.parts import PART_NAMES
 from harness.contract.strategy import Strategy
@@ -196,6 +197,13 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
             raise PluginError(
                 f"strategy '{name}' of plugin '{plugin}' rewrites '{unknown[0]}'{nearest(unknown[0], PART_NAMES)}"
             )
+        for field, value, known in (
+            ("feeds", item.feeds, FEEDS),
+            ("data", item.data, (None, *DATA)),
+        ):
+            if value not in known:
+                hint = nearest(str(value), [each for each in known if each])
+                raise PluginError(f"strategy '{name}' of plugin '{plugin}': `{field}` is {value!r}{hint}")
         try:
             silent = not isinstance(item.about, str) or not item.summary
         except Exception as error:

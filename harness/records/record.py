@@ -251,7 +251,7 @@ class Memory(Value):
     context_device_bytes: int | None = Field(None, description="device memory beside the allocator's own, bytes")
     pinned_host_bytes: int | None = Field(None, description="peak of page-locked host memory (torch), bytes")
     allocation_retries: int | None = Field(None, description="allocations that torch had to try again")
-    losses: tuple[float, ...] = Field((), description="loss of each step")
+    losses: tuple[float, ...] = Field((), description="loss of each step, and of an evaluation at the end")
     feeds: str = Field("same", description="how far the batches may differ from the baseline's, as declared")
     batches_digest: str | None = Field(None, description="digest of all batches that were trained on")
     batches_digests: tuple[str, ...] = Field((), description="digest of each batch")
@@ -314,6 +314,12 @@ class Record(Value):
     times: Times = Field(default_factory=Times, description="figures of a time measurement")
     limits: Fit | None = Field(None, description="figures of a search for the longest value that fits")
     trial: Trial | None = Field(None, description="figures of a prediction that was tried as a limit")
+
+    @property
+    def step_losses(self) -> tuple[float, ...]:
+        """The loss of each step of the measured run, without that of an evaluation at its end."""
+        evaluated = self.case is not None and self.case.shape.get("evaluations")
+        return self.memory.losses[:-1] if evaluated else self.memory.losses
 
     @property
     def peak_bytes(self) -> int | None:

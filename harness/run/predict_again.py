@@ -61,7 +61,7 @@ def is_of(schedule: Schedule, records: Sequence[Record]) -> bool:
     suite, root = schedule.plan.suite, schedule.plan.path.resolve().parent
     measured = [record for record in records if record.slot is not None and record.slot.kind == "memory"]
     cases = {record.case.digest() for record in measured if record.case is not None}
-    steps = {len(record.memory.losses) for record in measured if record.memory.losses}
+    steps = {len(record.step_losses) for record in measured if record.memory.losses}
     timed = [record.times for record in records if record.status == "ok" and _of_suite(record)]
     rounds = {record.heading.rounds for record in records if record.heading.code}
     return (

@@ -20,7 +20,8 @@ from harness.records import Case, Record
 from harness.run import digests, predictions
 
 PREDICTING = (
-    *("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/ranks.py", "worker/failures.py"),
+    *("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/ranks.py"),
+    *("worker/failures.py", "worker/notes.py"),
     *("machine/environment.py", "machine/page_faults.py"),
 )
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")

@@ -45,13 +45,15 @@ from harness.verdicts.expressions import (
     plain_label,
     unit_of,
 )
-from harness.verdicts.figures import FIGURES, OF_SEGMENTS, rests_on_prediction, usual_residuals
+from harness.verdicts.figures import FIGURES, OWN_RESIDUALS, rests_on_prediction, usual_residuals
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import BASELINES, ERROR
 
 RANKS = "ranks"
 """The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
 BUDGET = "budget_gib"
+OF_ANSWERS = ("answer", "verdict", "outcome", "noted")
+"""Figures with which a claim looks at what a wrong answer is itself."""
 ON_RANKS = re.compile(r"on\d+ranks$")
 """The end of the label of a row on several ranks, without blanks."""
 GIB = 1 << 30
@@ -92,6 +94,9 @@ def answer(claim: Claim, tables: Sequence[Comparison]) -> Answer:
     if len(outcomes) > 1:
         reason += f" ({_counted(count)})"
     rows = {id(row): row for each in deciding for row in each.rows}
+    wrong = dict.fromkeys(row.label for row in rows.values() if row.verdict == "wrong")
+    if wrong and not calls(tree, OF_ANSWERS):
+        reason += f"; wrong answers: {', '.join(wrong)}"
     return Answer(claim, verdict, reason, tuple(rows.values()))
 
 
@@ -327,7 +332,7 @@ class _Evaluation:
         self.predicted = True
         if isinstance(value, str) or name in COUNTED:
             return value
-        low, high = OF_SEGMENTS if name == "predicted_reserved" else self.tables.residuals(row.case)
+        low, high = OWN_RESIDUALS.get(name) or self.tables.residuals(row.case)
         return replace(value, low=value.low * (1 + low), high=value.high * (1 + high))
 
     def number(self, node: ast.expr) -> Figure:

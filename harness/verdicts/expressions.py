@@ -257,7 +257,7 @@ WAITS = ("fetch_seconds", "prepare_seconds")
 """Those of them that no row is judged by: claims alone."""
 
 
-PREDICTED = ("predicted", "predicted_reserved", "predicted_stage", "predicted_kind", "foretold")
+PREDICTED = ("predicted", "predicted_reserved", "predicted_need", "predicted_stage", "predicted_kind", "foretold")
 COUNTED = ("predicted_stage", "predicted_kind", "noted")
 """Figures that are exact where they are predicted: sums of the sizes of arrays, and choices."""
 
@@ -279,9 +279,7 @@ NEEDED = ("of", "figure")
 MEASURED_MEMORY = ("peak", "held", "reserved", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")
 
 
-IN_BYTES = frozenset(
-    {*MEASURED_MEMORY, "predicted", "predicted_reserved", "predicted_stage", "predicted_kind", "floor"}
-)
+IN_BYTES = frozenset({*MEASURED_MEMORY, "floor", *(name for name in PREDICTED if name != "foretold")})
 """Figures that are bytes."""
 
 

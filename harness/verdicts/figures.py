@@ -19,6 +19,8 @@ ON_ONE_GPU = (-0.01, 0.01)
 OF_SEGMENTS = (-0.07, 0.07)
 """The same for the segments that torch takes on a GPU for what it allocates: the largest of 35 published runs of one
 source differs by 6.9 % (docs/gpu_predictions.md)."""
+OWN_RESIDUALS = {"predicted_reserved": OF_SEGMENTS, "predicted_need": (ON_ONE_GPU[0], OF_SEGMENTS[1])}
+"""Those of figures that have residuals of their own, whatever was measured at the place of a row."""
 LEAST_RESIDUALS = 20
 ONCE = 0.002
 """The share, beside the meter's resolution, by which a peak that was measured once on a CPU may be another next time:
@@ -161,6 +163,15 @@ def _predicted_reserved(row: Row) -> Figure:
     return _known(above, "prediction of reserved bytes", row, "B")
 
 
+def _predicted_need(row: Row) -> Figure:
+    """Return the memory of a GPU that it needs: what is allocated, and no more than the segments that torch takes.
+
+    Before torch fails it gives back segments that hold nothing, so that less than all of them may do.
+    """
+    allocated, reserved = _predicted(row, None), _predicted_reserved(row)
+    return Figure(allocated.low, reserved.value, reserved.high, "B")
+
+
 def _all_ranks(row: Row) -> Figure:
     """Return what all ranks of a row hold together."""
     sums = [total for record in _reliable(row) if (total := record.memory.all_ranks_bytes) is not None]
@@ -219,7 +230,7 @@ def _predicted_part(row: Row, what: str, name: str | None) -> Figure:
 
 def _loss(row: Row) -> Figure:
     """Return the loss of the last step of the measured run."""
-    losses = _records(row)[0].memory.losses
+    losses = _records(row)[0].step_losses
     return _known(losses[-1] if losses else None, "loss", row)
 
 
@@ -265,6 +276,7 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "anonymous_bytes": lambda row, own: _memory(row, own.pop("phase", None), "anon_bytes"),
     "reserved": lambda row, own: _reserved(row),
     "predicted_reserved": lambda row, own: _predicted_reserved(row),
+    "predicted_need": lambda row, own: _predicted_need(row),
     "all_ranks": lambda row, own: _all_ranks(row),
     "predicted": lambda row, own: _predicted(row, own.pop("phase", None)),
     "stage": lambda row, own: _part(row, "stage", own.pop("of", None)),

@@ -117,16 +117,21 @@ class Contract:
         return self._outcomes[key]
 
     def consumed(self, workload: str, backend: str, names: Names = ()) -> tuple[str, ...]:
-        """Digests of the first batches of the loop."""
+        """Return digests of the batches of an epoch and of the next ones."""
         key = (workload, backend, names)
         if key not in self._consumed:
             digests: list[str] = []
             parts = digested(assemble(self.loaded, self.case(workload, backend, names)), digests)
             windows = parts.windows(parts, parts.source(parts))
-            for _ in islice(parts.batches(parts, windows), UPDATES):
+            for _ in islice(parts.batches(parts, windows), self._epoch(workload, parts.shape) + UPDATES):
                 pass
             self._consumed[key] = tuple(digests)
         return self._consumed[key]
+
+    def _epoch(self, workload: str, shape: Any) -> int:
+        """Return how many batches an epoch has; 0 where the workload does not say."""
+        extent = self.loaded.workloads[workload].extent
+        return 0 if extent is None else (known := extent(shape, None, UPDATES)).count // known.batch
 
     def of_strategy(self, name: str, workload: str, backend: str) -> Iterator[str]:
         """Yield what a strategy does not keep: its parts, its batches, its answers."""
@@ -160,8 +165,12 @@ class Contract:
         bound = max(LOWER, *lowered) if lowered else EXACT
         remedy = DECLARE if workload in SHIPPED else OF_MODEL
         yield from _differences(outcome, self.outcome(workload, backend, (), network, ends), bound, remedy=remedy)
-        if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
+        case = self.case(workload, backend, names)
+        feeds = feeds_of(self.loaded, case)
+        if feeds == "same":
             yield from self._other_batches(names, workload, backend)
+        elif feeds == "reordered" and (order := numerics.order(self.loaded, case, Counter())) not in numerics.ORDERS:
+            yield order
 
     def _other_batches(self, names: Names, workload: str, backend: str) -> Iterator[str]:
         if self.consumed(workload, backend, names) != self.consumed(workload, backend):

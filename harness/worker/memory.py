@@ -100,6 +100,7 @@ def _measured(
     }
     figures = _figures(task, backend, watch, run, host).model_copy(update=known)
     words, numbers = notes.of_run(parts, task, plugins, figures.peak_step) if status == "ok" else ({}, {})
+    uncounted, counts = notes.by_kind(watch.contents.counts)
     if status == "ok" and place.device == "cpu" and figures.within_budget is False:
         status, evidence = "oom_budget", _above(figures)
     return Record(
@@ -107,8 +108,8 @@ def _measured(
         evidence=evidence,
         flags=(*flags, *(() if host else ("no_reset",)), *_doubts(figures, ranks.in_process(task))),
         missing=_missing(place, figures, driver) | ({} if host else NO_RESET),
-        notes=words,
-        extra={**watch.contents.counts, **numbers},
+        notes=uncounted | words,
+        extra=counts | numbers,
         memory=figures,
     )
 

@@ -38,6 +38,8 @@ one: by the usual one losses differ less than they may.
 COMPUTED = ("float32", "float16", "bfloat16")
 """The types in which a whole model can compute; integers and 8 bits are for what is stored or multiplied."""
 
+ORDERS = ("same", "reordered")
+"""What the order of two epochs may be, beside the untouched one; anything else is a fault."""
 Draw = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -72,7 +74,7 @@ def _measured(task: Task, plugins: Plugins, backend: Any) -> Record:
     reorders = feeds_of(plugins, case) == "reordered"
     run = observer(plugins, case, backend, calls=calls, reorders=reorders)
     outcomes = {seed: run(seed) for seed in SEEDS}
-    order = _order(plugins, case, calls) if reorders else "same"
+    seen = order(plugins, case, calls) if reorders else "same"
     idle = never_called(calls)
     if idle is not None:
         return Record(status="error", evidence={"message": idle})
@@ -82,13 +84,14 @@ def _measured(task: Task, plugins: Plugins, backend: Any) -> Record:
         for seed, outcome in outcomes.items():
             numerics.save(folder / f"baseline-{seed}-0.npz", outcome)
             numerics.save(folder / f"baseline-{seed}-1.npz", run(seed))
-    return Record(numerics=_with_order(_judged(plugins, case, backend, outcomes, folder), order))
+    return Record(numerics=_with_order(_judged(plugins, case, backend, outcomes, folder), seen))
 
 
-def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str:
+def order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str:
     """Compare the order of two epochs with the untouched one: `same`, `reordered`, or what is wrong with it."""
     parts = assemble(plugins, case, calls=calls)
-    plain = assemble(plugins, _untouched(case))
+    unshuffled = tuple(each for each in case.strategies if plugins.strategies[each.name].feeds != "reordered")
+    plain = assemble(plugins, case.model_copy(update={"strategies": unshuffled}))  # others may round what is fed
     source = plain.source(plain)
     if not any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies):
         return _batches(parts, plain)
@@ -125,13 +128,13 @@ def _fingerprints(parts: Parts, x: Any, y: Any) -> list[str]:
 
 
 def _with_order(verdict: Verdict, order: str) -> Verdict:
-    """Lower an exact answer by what its order shows: the gradients were compared in the untouched one."""
+    """Lower an answer by what its order shows: the gradients were compared in the untouched one."""
+    if order not in ORDERS:
+        return replace(verdict, verdict="invalid", reason=order)
     if order == "same" or verdict.verdict not in ("bit_exact", "reassociated"):
         return verdict
-    if order == "reordered":
-        reason = f"each epoch has the same windows in another order; on the same batches {verdict.verdict}"
-        return replace(verdict, verdict="reordered", reason=reason)
-    return replace(verdict, verdict="invalid", reason=order)
+    reason = f"each epoch has the same windows in another order; on the same batches {verdict.verdict}"
+    return replace(verdict, verdict="reordered", reason=reason)
 
 
 def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path) -> Verdict:
@@ -151,12 +154,22 @@ def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, nume
             layers=layers,
             precision=precision,
             approximate=any(strategy.approximate and not strategy.own_baseline for strategy in declared),
-            baseline_low=low(seed) if low is not None else None,
+            baseline_low=_where_it_runs(low, seed, backend) if low is not None else None,
         )
         for seed, outcome in outcomes.items()
     ]
     verdict = numerics.worst(verdicts)
     return verdict if not compared.strategies else _of_another_model(verdict, compared.label)
+
+
+def _where_it_runs(low: Callable[[int], numerics.Outcome], seed: int, backend: Any) -> numerics.Outcome | None:
+    """Return what the baseline gives at a declared precision; None where an operator of the model has no form in it."""
+    try:
+        return low(seed)
+    except Exception as error:
+        if backend.ran_out(error) is not None:
+            raise
+        return None
 
 
 def _compared(plugins: Plugins, case: Case) -> Case:

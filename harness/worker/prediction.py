@@ -20,7 +20,7 @@ from harness.records import Case, Phase, Prediction, Record, Task
 from harness.records.forecast import Forecast, largest
 from harness.records.roofline import by_intensity
 from harness.verdicts import bound
-from harness.worker import batch_sizes, ranks
+from harness.worker import batch_sizes, notes, ranks
 from harness.worker.failures import first_line, is_refusal, origin
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
@@ -102,10 +102,10 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         return Record(missing={"predicted_peak_bytes": idle}, prediction=known)
     supposed = "; ".join((*host.supposes, *((GUESSED,) if forecast.supposed else ())))
     figures = known.model_copy(update=_figures(task, plugins, host, forecast))
-    notes = {"prediction": supposed} if supposed else {}
+    remarks = {"prediction": supposed} if supposed else {}
     if forecast.target:
-        notes["gpu"] = f"predicted for one {forecast.target}, whichever runs it"
-    return Record(notes=notes, extra=_numbers(built), prediction=figures)
+        remarks["gpu"] = f"predicted for one {forecast.target}, whichever runs it"
+    return Record(notes=remarks, extra=_numbers(built), prediction=figures)
 
 
 def _reason(error: Exception) -> str:
@@ -163,7 +163,7 @@ def _figures(task: Task, plugins: Plugins, host: Host, forecast: Forecast) -> di
 
 def _numbers(built: list[Parts]) -> dict[str, float]:
     """Return the numbers that the parts wrote down while they were predicted: choices that they made."""
-    return {name: note for name, note in built[-1].notes.items() if isinstance(note, int | float)} if built else {}
+    return notes.by_kind(built[-1].notes)[1] if built else {}
 
 
 def _phases(peaks: dict[str, int]) -> tuple[Phase, ...]:

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "plugin"
 HEAD = """
 from dataclasses import replace
-from harness import Strategy, Workload, hookimpl
+from itertools import islice
+from harness import Holding, Strategy, Workload, hookimpl
 
 def rewritten(part, wrap):
     def on_torch(parts, chunk: int = 8):
@@ -30,6 +31,17 @@ def rewritten(part, wrap):
 
 def same(inner):
     return lambda *args: inner(*args)
+
+def of_data(part, wrap, **more):
+    return offered(rewritten(part, wrap), (part,), holds=lambda extent: Holding(), **more)
+
+def stuck(inner):
+    def batches(parts, windows):
+        known = []
+        for x, y in inner(parts, windows):
+            known.append((x, y))
+            yield known[-1] if len(known) <= windows.source.count // windows.source.batch else known[0]
+    return batches
 
 def offered(on, rewrites=("loss",), about="Keep all, pay nothing.", **more):
     return Strategy("mine", rewrites=rewrites, on={"torch": on}, about=about, **more)
@@ -81,6 +93,17 @@ def test_one_that_keeps_its_contract_has_no_faults(tmp_path: Path) -> None:
             ["does not say what it holds", "not those of the untouched"],
         ),
         ("offered(rewritten('loss', same), feeds='reordered')", ["rewrites no part of the data"]),
+        (
+            "of_data('order', lambda f: lambda *a: lambda start, stop: [n % 2 for n in range(start, stop)], "
+            "feeds='reordered')",
+            ["an epoch gives 2 of "],
+        ),
+        ("of_data('batches', lambda f: lambda *a: islice(f(*a), 4))", ["not those of the untouched"]),
+        ("of_data('batches', stuck)", ["not those of the untouched"]),
+        (
+            "of_data('batches', lambda f: lambda *a: islice(f(*a), 2), feeds='other')",
+            ["the batches ended after 2: give"],
+        ),
         (
             "offered(lambda parts: replace(parts, loss=same(parts.loss), shape=parts.shape.model_copy("
             "update={'layers': 1})))",

@@ -805,10 +805,16 @@ def test_what_a_gpu_allocates_is_metered_to_a_block(that):
         ("predicted_reserved(baseline) >= 94 * 1048576", "inconclusive"),
         ("predicted_reserved(baseline) >= 92 * 1048576", "verified"),
         ("predicted_reserved(baseline) > 108 * 1048576", "refuted"),
+        ("predicted_need(beside) <= 199 * 1048576", "inconclusive"),
+        ("predicted_need(beside) > 198 * 1048576", "inconclusive"),
+        ("predicted_need(beside) > 197 * 1048576", "verified"),
+        ("predicted_need(beside) <= 320 * 1048576", "inconclusive"),
+        ("predicted_need(beside) <= 322 * 1048576", "verified"),
     ],
 )
 def test_segments_are_exact_where_they_are_read_and_within_7_percent_where_predicted(that, due):
-    tables = judge([*gpu_run("", 200 * MIB, reserved=100 * MIB), *gpu_run("checkpoint", 120 * MIB, 122 * MIB)])
+    tables = judge([*gpu_run("", 200 * MIB, reserved=100 * MIB), *gpu_run("checkpoint", 120 * MIB, 122 * MIB),
+                    *gpu_run("beside", 200 * MIB, reserved=300 * MIB)])  # fmt: skip
     assert verdict(that, tables).verdict == due, verdict(that, tables).reason
 
 
@@ -1217,3 +1223,20 @@ def test_a_peak_that_was_measured_once_may_be_a_little_another_next_time():
         "verified", "inconclusive", "inconclusive", "refuted",
     ]  # fmt: skip
     assert [answer_of(3, mib * MIB) for mib in (8990, 9010)] == ["verified", "refuted"]
+
+
+def test_a_claim_that_rests_on_a_wrong_answer_says_so():
+    tables = [table(row(), replace(row("checkpoint", peak=50 * MIB), verdict="wrong", answer="diverged"))]
+    assert verdict("peak(checkpoint) <= 0.6 * peak(baseline)", tables).reason.endswith("; wrong answers: checkpoint")
+    assert "wrong" not in verdict("peak(baseline) >= 1", tables).reason
+    looked = verdict("peak(checkpoint) <= 0.6 * peak(baseline) and answer(checkpoint) == 'diverged'", tables)
+    assert looked.verdict == "verified" and "wrong" not in looked.reason
+
+
+@pytest.mark.parametrize(("evaluations", "loss"), [(0, 5.0), (2, 6.5)])
+def test_the_loss_of_a_run_is_that_of_its_last_step_and_not_of_its_evaluation(evaluations, loss):
+    made = row()
+    case = made.case.model_copy(update={"shape": made.case.shape | {"evaluations": evaluations}})
+    records = tuple(record.model_copy(update={"case": case}) for record in made.records)
+    tables = [table(replace(made, case=case, records=records))]
+    assert verdict(f"{loss} <= loss(baseline) <= {loss}", tables).verdict == "verified"

@@ -479,6 +479,17 @@ def test_the_bounds_of_lower_precision_bind(factor, rung):
     assert seen.bias_ratio == pytest.approx(bias)
 
 
+@pytest.mark.parametrize(("factor", "rung"), [(1.0, "lower_precision"), (1.24, "lower_precision"), (1.26, "diverged")])
+def test_a_baseline_whose_rounding_has_a_common_scale_sets_the_bound_of_it(factor, rung):
+    def biased(share):
+        return known(a=[1 + 1e-3 * share, 1e-3 * math.sqrt(1 - share**2)])
+
+    declared = {"precision": "float16", "baseline_low": biased(0.4)}
+    seen = verdict_of(biased(0.4 * factor), known(a=[1, 1e-7]), known(a=[1, 0]), **declared)
+    assert seen.verdict == rung, seen.reason
+    assert rung == "lower_precision" or "above 0.50, 1.25 x the baseline's in float16" in seen.reason
+
+
 @pytest.mark.parametrize(("factor", "rung"), [(0.999, "lower_precision"), (1.001, "diverged")])
 @pytest.mark.parametrize("where", ["trajectory", "evaluation"])
 def test_losses_bind_in_a_lower_precision(where, factor, rung):

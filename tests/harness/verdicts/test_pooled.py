@@ -2,6 +2,7 @@ import math
 import random
 import sys
 import time
+from statistics import fmean
 from subprocess import run
 
 import numpy
@@ -321,9 +322,47 @@ def test_the_change_between_two_runs_has_the_errors_of_both():
 
 
 def test_what_may_be_faster_is_decided_once_it_is_surely_not_slower():
-    times = {name: dict.fromkeys(range(6), 1.0) for name in ("baseline", "nothing", "other")}
-    times["remat"] = {number: 0.98 * (0.85, 1.15)[number % 2] for number in range(6)}
+    rng = random.Random(1)
+    times = {name: {number: rng.uniform(0.9, 1.1) for number in range(6)} for name in ("baseline", "nothing", "other")}
+    times["remat"] = {number: 0.96 * rng.uniform(0.9, 1.1) for number in range(6)}
     speed = pooled(times).speeds["remat"]
     assert speed.word == "open" and speed.ratio < 1
     narrower = math.log(speed.high / speed.ratio) / math.log(1.05 / speed.ratio)
     assert speed.more_rounds == max(1, math.ceil(6 * narrower**2 - 6)) < 10
+
+
+# members of which one is less steady
+
+
+def with_one_less_steady(rng: random.Random, unsteady: str, times: float) -> dict[str, dict[int, float]]:
+    """Eight equal members in eight rounds, one of which scatters so many times as much as the 3 % of the others."""
+    names = ("baseline", "nothing", *(f"row {at}" for at in range(6)))
+    return {
+        name: {number: math.exp(rng.gauss(0, 0.03 * (times if name == unsteady else 1))) for number in range(8)}
+        for name in names
+    }
+
+
+def covered(unsteady: str, times: float) -> float:
+    rng = random.Random(1)
+    judged = [pooled(with_one_less_steady(rng, unsteady, times)).speeds.values() for _ in range(150)]
+    return fmean(all(1 in speed.interval for speed in each) for each in judged)
+
+
+@pytest.mark.parametrize("unsteady", ["row 0", "baseline"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_intervals_hold_where_one_member_is_less_steady(unsteady, times):
+    assert covered(unsteady, times) >= 0.92
+
+
+def test_they_would_not_with_one_scatter_for_all(monkeypatch):
+    monkeypatch.setattr("harness.verdicts.pooled._UNSTEADY", math.inf)
+    assert covered("row 0", 3) < 0.85
+
+
+def test_one_stray_process_makes_no_member_unsteady(monkeypatch):
+    times = with_one_less_steady(random.Random(5), "", 1)
+    times["row 0"][3] *= 1.5
+    error = pooled(times).speeds["row 0"].standard_error
+    monkeypatch.setattr("harness.verdicts.pooled._UNSTEADY", math.inf)
+    assert error == pooled(times).speeds["row 0"].standard_error

@@ -13,7 +13,8 @@ from harness.worker import numerics
 MUTANTS = '''
 from dataclasses import replace
 
-from harness import Strategy, hookimpl, tree
+from harness import Holding, Strategy, hookimpl, tree
+from harness.workloads import decoder
 
 
 def scaled(parts, by: float = 0.0):
@@ -169,6 +170,25 @@ def forgetful(parts, what: str = "moments"):
     return replace(parts, resume=resume)
 
 
+def lossy(parts):
+    """Give two windows again and again."""
+    return replace(parts, order=lambda parts, source, epoch: lambda start, stop: [n % 2 for n in range(start, stop)])
+
+
+def through_frequencies(shape, place, corpus, seed=0):
+    """A model with an operator that has no form in 16 bits."""
+    import torch
+
+    parts = decoder.on_torch(shape, place, corpus, seed)
+    inner = parts.feed
+
+    def feed(parts, p, x):
+        y = inner(parts, p, x)
+        return torch.fft.irfft(torch.fft.rfft(y, dim=-1), n=y.shape[-1], dim=-1)
+
+    return replace(parts, feed=feed)
+
+
 def never_used(parts):
     return replace(parts, source=parts.source, draw=parts.draw, cache=lambda parts: None)
 
@@ -201,7 +221,14 @@ def harness_strategies():
         one(mean_of_batches, "evaluate"),
         one(forgetful, "resume"),
         one(never_used, "cache"),
+        one(lossy, "order", feeds="reordered", holds=lambda extent: Holding()),
     ]
+
+
+@hookimpl
+def harness_workloads():
+    made, *_ = decoder.harness_workloads()
+    return [replace(made, name="frequencies", on={"torch": through_frequencies})]
 '''
 
 
@@ -215,9 +242,9 @@ def bench(tmp_path_factory):
     workload = loaded.workloads["decoder"]
     shape = workload.probe(workload.shape(layers=2)).model_dump()
 
-    def task(kind, backend, applied, sizes):
+    def task(kind, backend, applied, sizes, name="decoder"):
         case = Case(
-            workload="decoder",
+            workload=name,
             shape=shape | dict(sizes),
             place=f"{backend}/cpu",
             corpus="drawn",
@@ -225,29 +252,29 @@ def bench(tmp_path_factory):
             strategies=applied,
         )
         settings = {"run_id": "test", "parent": 0, "folder": str(folder), "plugins": (str(path),)}
-        name = "-".join(map(str, (backend, *sum(sizes, ()))))
-        return Task(kind=kind, cases=(case,), reference=str(folder / name), **settings)
+        own = "-".join(map(str, (name, backend, *sum(sizes, ()))))
+        return Task(kind=kind, cases=(case,), reference=str(folder / own), **settings)
 
     @cache
-    def yardsticks(backend, sizes):
+    def yardsticks(backend, sizes, name):
         module = backends.load(backend)
         module.start(Place(backend, "cpu"))
         if backend == "jax":  # its 64-bit mode is chosen when a process starts
-            (made,) = runner.run(task("reference", backend, (), sizes), 1, 120.0)
+            (made,) = runner.run(task("reference", backend, (), sizes, name), 1, 120.0)
         else:
-            made = numerics.measure(task("reference", backend, (), sizes), loaded, module)
+            made = numerics.measure(task("reference", backend, (), sizes, name), loaded, module)
         assert made.status == "ok", made.evidence
-        plain = numerics.measure(task("numerics", backend, (), sizes), loaded, module)
+        plain = numerics.measure(task("numerics", backend, (), sizes, name), loaded, module)
         assert plain.numerics.verdict == "bit_exact"
         return module
 
-    def judged(*applied, backend="torch", seeds=numerics.SEEDS, **sizes):
+    def judged(*applied, backend="torch", seeds=numerics.SEEDS, workload="decoder", **sizes):
         sizes = tuple(sizes.items())
-        module = yardsticks(backend, sizes)
+        module = yardsticks(backend, sizes, workload)
         given = tuple(Applied(name=name, knobs=knobs) for name, knobs in applied)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(numerics, "SEEDS", seeds)
-            return numerics.measure(task("numerics", backend, given, sizes), loaded, module)
+            return numerics.measure(task("numerics", backend, given, sizes, workload), loaded, module)
 
     return judged
 
@@ -428,3 +455,14 @@ def test_a_strategy_that_never_ran_is_an_error(bench):
     record = bench(("never_used", {}))
     assert (record.status, record.numerics) == ("error", None)
     assert "'never_used' rewrote 'cache', but it was never called" in record.evidence["message"]
+
+
+@pytest.mark.parametrize("beside", [(), ("declared_low",)])
+def test_an_order_that_loses_windows_is_invalid_whatever_stands_beside_it(bench, beside):
+    verdict = bench(("lossy", {}), *((name, {}) for name in beside), seeds=ONE).numerics
+    assert verdict.verdict == "invalid" and verdict.reason.startswith("an epoch gives 2 of "), verdict
+
+
+def test_where_a_model_cannot_run_at_a_precision_its_roundoff_sets_the_bound(bench):
+    verdict = bench(("declared_low", {}), seeds=ONE, workload="frequencies").numerics
+    assert verdict.verdict == "lower_precision" and "4 x the roundoff of bfloat16" in verdict.reason, verdict
