@@ -76,11 +76,22 @@ def _programs(equation: Any) -> Iterator[Jaxpr]:
 
 
 def _flops(equation: Any) -> float:
-    if equation.primitive.name != "dot_general":
+    """Count the products of an operation: of matrices, of groups of rows with a matrix each, of convolutions."""
+    name, shapes = equation.primitive.name, [getattr(each.aval, "shape", ()) for each in equation.invars]
+    made: tuple[int, ...] = equation.outvars[0].aval.shape if equation.outvars else ()
+    if name == "conv_general_dilated":
+        outputs = equation.params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * math.prod(made) * math.prod(shapes[1]) / shapes[1][outputs]
+    if name == "ragged_dot_general":
+        numbers = equation.params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = numbers.dot_dimension_numbers
+        within = set(numbers.lhs_ragged_dimensions) & set(contracted)  # groups of columns: together they are all
+        every = math.prod(made) / (made[0] if within else 1)
+        return 2.0 * every * math.prod(shapes[0][axis] for axis in contracted)
+    if name != "dot_general":
         return 0.0
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+    return 2.0 * math.prod(made) * math.prod(shapes[0][axis] for axis in contracted)
 
 
 def _bytes(variable: Any) -> int:

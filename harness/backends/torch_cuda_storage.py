@@ -98,7 +98,7 @@ class DeviceStorage(LiveStorage):
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in page-locked memory."""
         known = self._known.get(tensor.untyped_storage()._cdata)
-        return known is not None and self.ledger.makers[known[1]].room == PINNED
+        return known is not None and self.ledger.makers[known[1].block].room == PINNED
 
     def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
         """Check whether the version of torch adds gradients as this one: runs of early 2025 took a third tensor."""

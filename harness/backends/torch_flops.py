@@ -29,6 +29,10 @@ ATTENTION = {
 the arguments, and how many products are made."""
 
 
+GROUPED = aten._grouped_mm
+"""Products of groups of rows with a matrix each, or of groups of columns with as many rows."""
+LSTM = {aten.mkldnn_rnn_layer: 1, aten.mkldnn_rnn_layer_backward: 2}
+"""The LSTM of the CPU's library, and how many products each pass makes with each weight."""
 CHUNKED_LOSS = "torch_nn._linear_cross_entropy_batch_chunked"
 """Torch's own chunked loss, which makes its gradients with it: logits, and both gradients."""
 
@@ -61,6 +65,11 @@ class Work(TorchDispatchMode):
         flops = 0.0
         if packet in ATTENTION:
             flops = _attention(func, args, kwargs)
+        elif packet is GROUPED:
+            flops = 2.0 * args[0].numel() * args[1].shape[-1]
+        elif packet in LSTM:
+            sequence, *weights = args[:3]
+            flops = LSTM[packet] * 2.0 * sequence.shape[:-1].numel() * sum(weight.numel() for weight in weights)
         elif str(packet) == CHUNKED_LOSS:
             (n, D), V = args[0].shape, len(args[1])
             flops = 3 * 2.0 * n * V * D

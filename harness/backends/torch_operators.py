@@ -25,6 +25,7 @@ GROUPED = torch.ops.aten._grouped_mm.default
 """Products of groups of rows with a matrix each: fake ones take bfloat16 alone, and real ones float32 as well."""
 FROM_THE_START = {torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype}
 """Views whose place is counted from the start of the storage, and not from that of the tensor that is viewed."""
+RESIZES = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
 CHANGES_A_VIEW = torch.Tag.inplace_view
 """Marks operators that change the sizes or the storage of a tensor in place."""
 
@@ -166,6 +167,8 @@ def outcome_of(func: Any, args: Any, kwargs: Any, result: Any, work: tuple[Opera
     """Describe what an operator returned; None where it must be run each time."""
     if not isinstance(func, torch._ops.OpOverload) or CHANGES_A_VIEW in func.tags or not is_builtin(func):
         return None
+    if func in RESIZES or any(argument.is_out for argument in func._schema.arguments):
+        return None  # an argument may have another size after it
     sequence = type(result) if isinstance(result, list | tuple) else None
     if sequence not in (None, list, tuple):
         return None

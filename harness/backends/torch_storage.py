@@ -40,6 +40,14 @@ COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 """Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
 DEVICE = torch.ops.prim.device.default
 ADD, ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+INTO_ZEROS = {
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter.value: torch.ops.aten.scatter_.value,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+}
+"""How autograd writes the gradient of a gather, a sort, a selection or a largest value into zeros: without a mode it
+does so in place."""
 ENGINE = "_engine_run_backward"
 """The function of torch that calls autograd: operators whose caller it is are autograd's own."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
@@ -74,7 +82,7 @@ class LiveStorage(TorchDispatchMode):
         self.called: list[str] = []
         self._operator = ""
         self._top, self._top_at = -1, 0
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], Piece, int]] = {}
         self.kernels, self.graph, self.packing = Kernels(kernels), Graph(), Packing()
         self._alone = _holders_of_first_gradient()
 
@@ -106,12 +114,15 @@ class LiveStorage(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:  # as often as all others together: autograd asks
             return args[0].fake_device
-        called_by_autograd = func is ADD and sys._getframe(1).f_code.co_name == ENGINE
+        called_by_autograd = (func is ADD or func in INTO_ZEROS) and sys._getframe(1).f_code.co_name == ENGINE
         with torch._C.DisableTorchFunction():  # each question about a tensor would go through the modes, in autograd
             if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype in SUPPOSED:
                 return self._number_in(args[0])
-            if called_by_autograd and self._sums_in_place(*args, **kwargs or {}):
-                func = ADD_IN_PLACE
+            if called_by_autograd:
+                if func is ADD and self._sums_in_place(*args, **kwargs or {}):
+                    func = ADD_IN_PLACE
+                elif func is not ADD and self._alone is not None and _holders(args[0]) == self._alone:
+                    func = INTO_ZEROS[func]
             result = self.run_operator(func, args, kwargs or {})
             self._operator = func._overloadpacket.__name__
             self._returned(func, args, result)
@@ -155,17 +166,26 @@ class LiveStorage(TorchDispatchMode):
                 self._count(leaf)
 
     def _count(self, tensor: torch.Tensor, hidden: int = 0) -> None:
-        """Count a storage once, with what the library keeps `hidden` behind it."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
+        """Count a storage once while its size stays, with what the library keeps `hidden` behind it."""
+        if tensor.layout is not torch.strided:
+            for part in _dense_parts(tensor):
+                self._count(part)
             return
-        piece = self._begin(storage.nbytes() + hidden, self._maker(self._room(tensor)))
-        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, piece)), piece.block
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._known.get(key)
+        if known is not None:
+            if known[2] == size:
+                return
+            self._forget(key, known[1])
+        piece = self._begin(size + hidden, self._maker(self._room(tensor)))
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, piece)), piece, size
 
     def _forget(self, key: int, piece: "Piece") -> None:
-        self._known.pop(key, None)
-        self._end(piece)
+        known = self._known.get(key)
+        if known is not None and known[1] is piece:  # it ended before, where its storage was given another size
+            del self._known[key]
+            self._end(piece)
 
     def _begin(self, size: int, maker: Maker) -> "Piece":
         """Take memory, note who did, and raise the peak."""
@@ -227,11 +247,20 @@ class LiveStorage(TorchDispatchMode):
             for tensor in tensors:
                 known = self._known.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
                 if known is not None:
-                    self.ledger.name(known[1], kind)
+                    self.ledger.name(known[1].block, kind)
 
     def _pass_through(self, size: int) -> None:
         """Count what an operator takes while it runs."""
         self._end(self._begin(size, self._maker(self.room)))
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of which a sparse one is made."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    places = (tensor.crow_indices(), tensor.col_indices()) if rows else (tensor.ccol_indices(), tensor.row_indices())
+    return *places, tensor.values()
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:

@@ -205,8 +205,8 @@ class Holding:
     `source` is what is held instead of the rows (None: the rows themselves), `windows` what is held beside it,
     `making` what is taken for a moment while the windows are made, `batches` what is held while batches flow, and
     `fetching` what is taken for a moment while one is fetched.
-    `reclaimable` may be resident beside it, as the kernel likes: what a case takes at most has it. `input_bytes` is
-    what one row of inputs takes for the strategies after it (None: as much as before).
+    `reclaimable` may be resident beside it, as the kernel likes: what a case takes at most has it. `rows`, `stride` and
+    `input_bytes` are what the other strategies find in place of those of the extent (None: what it says).
     """
 
     source: int | None = None
@@ -217,3 +217,5 @@ class Holding:
     supposes: str = ""
     reclaimable: int = 0
     input_bytes: int | None = None
+    rows: int | None = None
+    stride: int | None = None

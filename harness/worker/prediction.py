@@ -215,12 +215,15 @@ def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:
 
 
 def _declared(stating: Sequence[Callable[[Extent], Holding]], extent: Extent) -> list[Holding]:
-    """Return what each strategy holds, where some store narrower rows than the others find in the file."""
+    """Return what each strategy holds, where others leave it fewer windows or narrower rows than there are."""
     declared = [holds(extent) for holds in stating]
-    narrow = next((each.input_bytes for each in reversed(declared) if each.input_bytes is not None), None)
-    if narrow is None:
-        return declared
-    others = replace(extent, input_bytes=narrow)
-    return [
-        each if each.input_bytes is not None else holds(others) for holds, each in zip(stating, declared, strict=True)
+    changed = [
+        {name: size for name in ("rows", "stride", "input_bytes") if (size := getattr(each, name)) is not None}
+        for each in declared
     ]
+    for at, holds in enumerate(stating):
+        of_others = [each for other, each in enumerate(changed) if other != at]
+        sizes = {name: size for each in of_others for name, size in each.items() if name not in changed[at]}
+        if sizes:
+            declared[at] = holds(replace(extent, **sizes))
+    return declared

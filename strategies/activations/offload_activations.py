@@ -59,13 +59,20 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = mapped_files.FOL
                 return tensor
             tensor = tensor.resolve_conj().resolve_neg()
             storage = tensor.untyped_storage()
+            place = tensor.shape, tensor.stride(), tensor.storage_offset()
             # A dead storage leaves its number to another, but not while there is a weak reference to it.
             key = StorageWeakRef(storage), tensor.dtype, tensor._version
+            if tensor._base is None and tensor.numel() * tensor.element_size() < storage.nbytes():
+                # A piece of an LSTM's or a GRU's gates is no view: its version says nothing of the other pieces.
+                away = moved.get((*key, *place))
+                if away is None:
+                    away = moved[(*key, *place)] = Away(tensor.device, copied(tensor))
+                return away, (tensor.shape, away.copy.stride(), 0)
             away = moved.get(key)
             if away is None:
                 flat = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
                 away = moved[key] = Away(tensor.device, copied(flat))
-            return away, (tensor.shape, tensor.stride(), tensor.storage_offset())
+            return away, place
 
         def restore(saved: Any) -> Any:
             if not isinstance(saved, tuple):

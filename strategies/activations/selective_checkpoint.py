@@ -30,6 +30,11 @@ def on_torch(parts: Parts) -> Parts:
     }
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if function is aten.unsafe_split.Tensor:
+            raise ValueError(
+                "selective_checkpoint: torch's GRU and LSTM change in place what their products gave, which would be "
+                "saved: use checkpoint"
+            )
         return CheckpointPolicy.MUST_SAVE if function in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     inner = parts.block

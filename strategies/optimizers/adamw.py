@@ -53,6 +53,12 @@ def on_torch(kernel: str, parts: Parts) -> Parts:
     return replace(parts, update=update)
 
 
+OTHER_RULES = (
+    *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo", "galore", "lion", "lomo", "muon", "sgd_momentum"),
+    "soap",
+)
+
+
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     first_lines = {
@@ -65,6 +71,7 @@ def harness_strategies() -> list[Strategy]:
             rewrites=("update",),
             on={"torch": partial(on_torch, kernel)},
             about=f"{line}\n\n{__doc__}",
+            conflicts=dict.fromkeys(OTHER_RULES, "each updates by a rule of its own: leave out one of the two"),
         )
         for kernel, line in first_lines.items()
     ]

@@ -45,5 +45,6 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
+            conflicts={"sparse_embedding_gradient": "it leaves no gradient of the embedding: leave out one of the two"},
         )
     ]

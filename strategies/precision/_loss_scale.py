@@ -19,9 +19,14 @@ conflicts: dict[str, str] = dict.fromkeys(
 
 
 def scaled(parts: Parts, scale: Any) -> Parts:
-    """Multiply the loss by a scale."""
+    """Multiply the loss by a scale, in float32: 65,536 is more than float16 has."""
     inner = parts.loss
-    return replace(parts, loss=lambda *args: inner(*args) * scale)
+
+    def loss(*args: Any) -> Any:
+        value = inner(*args)
+        return (value if hasattr(scale, "dtype") else value.float()) * scale  # in JAX the scale is an array of float32
+
+    return replace(parts, loss=loss)
 
 
 def training(state: Any) -> Any:

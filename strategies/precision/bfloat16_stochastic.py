@@ -115,4 +115,17 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     on = {"torch": on_torch, "jax": on_jax}
-    return [Strategy("bfloat16_stochastic", rewrites=("draw", "update"), on=on, about=__doc__, precision="bfloat16")]
+    rules = (
+        *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo", "galore", "lion", "lomo", "muon"),
+        *("sgd_momentum", "soap", "fused_adamw", "foreach_adamw"),
+    )
+    return [
+        Strategy(
+            "bfloat16_stochastic",
+            rewrites=("draw", "update"),
+            on=on,
+            about=__doc__,
+            precision="bfloat16",
+            conflicts=dict.fromkeys(rules, "it rounds what AdamW updates, and each has an update of its own"),
+        )
+    ]

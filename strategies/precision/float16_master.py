@@ -86,6 +86,13 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
     return replace(parts, init=init, grad=grad, update=update)
 
 
+RULES = (
+    *("adafactor", "adam_mini", "apollo", "galore", "lion", "muon", "soap"),
+    *("fused_adamw", "foreach_adamw"),
+)
+"""Rules of update that take what they find as the weights."""
+
+
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
@@ -105,6 +112,10 @@ def harness_strategies() -> list[Strategy]:
                 **dict.fromkeys(
                     ("lora", "qlora", "peft_lora"),
                     "what is frozen stays as wide as it is: name bfloat16 before the adapters",
+                ),
+                **dict.fromkeys(
+                    map("before {}".format, RULES),
+                    "its moments would be those of the 16-bit weights, and not of the masters: name it after",
                 ),
             },
         )

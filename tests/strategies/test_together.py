@@ -354,3 +354,53 @@ def test_a_rule_keeps_moments_of_the_adapters_alone(rule, backend):
     _, grads = parts.grad(parts, state, x, y)
     moved = parts.update(parts, state, grads)
     assert all(abs(p).max() > 0 for name, p in tree.leaves(moved["params"]) if name.endswith(".b"))
+
+
+RULES = ("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo", "galore", "lion", "lomo", "muon", "sgd_momentum")
+
+
+@pytest.mark.parametrize("rule", [*RULES, "soap"])
+@pytest.mark.parametrize("other", ["fused_adamw", "bfloat16_stochastic", "float16_master", "sparse_embedding_gradient"])
+def test_a_pair_of_updates_trains_or_says_why_not(rule, other):
+    for names in ((rule, other), (other, rule)):
+        if conflict([LOADED.strategies[name] for name in names]) is None:
+            try:
+                losses = losses_of(parts_of("torch", *((name, dict(LOADED.strategies[name].probe)) for name in names)))
+            except ValueError as refused:  # it names what is wrong
+                assert "row" in str(refused) or "backward pass" in str(refused) or "16 bits" in str(refused), names
+            else:
+                assert np.isfinite(losses).all(), names
+
+
+def of_networks(network, *named):
+    """The loss and the gradients of a recurrent network, through these strategies."""
+    parts = parts_of("torch", *named, workload="temporal", network=network)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    loss, grads = parts.grad(parts, parts.init(parts, None), x, y)
+    return float(loss), dict(tree.leaves(grads))
+
+
+@pytest.mark.parametrize("network", ["gru", "lstm"])
+def test_pieces_that_torch_changes_in_place_are_offloaded_as_they_were(network):
+    plain, grads = of_networks(network)
+    loss, offloaded = of_networks(network, ("offload_activations", {"least_kib": 1}))
+    assert loss == plain and all(torch.equal(offloaded[name], grads[name]) for name in grads)
+
+
+def test_products_that_torch_changes_in_place_are_not_saved_for_later():
+    with pytest.raises(ValueError, match="selective_checkpoint: torch's GRU and LSTM change in place"):
+        of_networks("gru", "selective_checkpoint")
+
+
+@pytest.mark.parametrize("loss", ["native_loss", "document_loss", "chunked_loss", "fused_loss"])
+@pytest.mark.parametrize("precision", ["float16_master", "float16_scaled"])
+def test_a_loss_in_float16_is_scaled_in_float32(loss, precision):
+    scaled, plain = losses_of(parts_of("torch", loss, precision)), losses_of(parts_of("torch", loss))
+    assert scaled == pytest.approx(plain, rel=0.02)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_reversible_layers_have_no_gradient_of_the_codes_of_a_frozen_base(turned):
+    names = ["qlora", "reversible"]
+    losses = [losses_of(parts_of(backend, *(reversed(names) if turned else names))) for backend in ("jax", "torch")]
+    assert np.isfinite(losses).all() and losses[0][-1] < losses[0][0]

@@ -55,9 +55,15 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
-            conflicts=dict.fromkeys(
-                ("checkpoint", "nested_checkpoint", "budget_checkpoint"),
-                "both run the layers in a way of their own, and reversible keeps nothing of them: leave the other out",
-            ),
+            conflicts={
+                **dict.fromkeys(
+                    ("checkpoint", "nested_checkpoint", "budget_checkpoint"),
+                    "both run the layers in a way of their own, and reversible keeps nothing of them: leave it out",
+                ),
+                **dict.fromkeys(
+                    ("update_in_backward", "clip_in_backward", "lomo"),
+                    "layers would be updated before they are undone by what they were: leave out one of the two",
+                ),
+            },
         )
     ]

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from harness import Parts
 from strategies.activations.reversible import branches
@@ -34,7 +35,11 @@ def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
         first, second, d_first, d_second = carry
         second, d_first, d_p = undone(g, p, first, second, d_second, d_first)
         first, d_second, d_q = undone(f, p, second, first, d_first, d_second)
-        return (first, second, d_first, d_second), jax.tree.map(jnp.add, d_p, d_q)
+        return (first, second, d_first, d_second), [
+            one + other
+            for one, other in zip(jax.tree.leaves(d_p), jax.tree.leaves(d_q), strict=True)
+            if one.dtype != jax.dtypes.float0
+        ]
 
     @jax.custom_vjp
     def run(ps: Any, x_BTD: Any) -> Any:
@@ -48,8 +53,13 @@ def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
     def backward(residuals: Any, grad_BTD: Any) -> Any:
         ps, first, second = residuals
         half = grad_BTD.astype(wide) / 2
-        (_, _, d_first, d_second), d_ps = jax.lax.scan(back, (first, second, half, half), ps, reverse=True)
-        return d_ps, (d_first + d_second).astype(dtype)
+        (_, _, d_first, d_second), sums = jax.lax.scan(back, (first, second, half, half), ps, reverse=True)
+        known = iter(sums)
+
+        def gradient(p: Any) -> Any:  # whole numbers, as codes are, have none
+            return next(known) if jnp.issubdtype(p.dtype, jnp.inexact) else np.zeros(p.shape, jax.dtypes.float0)
+
+        return jax.tree.map(gradient, ps), (d_first + d_second).astype(dtype)
 
     run.defvjp(forward, backward)
     return run(ps, x_BTD)

@@ -24,7 +24,7 @@ def on_any(parts: Parts) -> Parts:
 
 
 def holds(extent: Extent) -> Holding:
-    return Holding()
+    return Holding(stride=extent.window)
 
 
 @hookimpl

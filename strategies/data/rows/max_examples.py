@@ -39,7 +39,7 @@ def holds(extent: Extent, count: int = 10000) -> Holding:
     if extent.count <= count:
         return Holding()  # it stays as it is
     rows = (count - 1) * extent.stride + extent.window
-    return Holding(source=rows * (extent.input_bytes + extent.target_bytes), making=extent.base)
+    return Holding(source=rows * (extent.input_bytes + extent.target_bytes), making=extent.base, rows=rows)
 
 
 @hookimpl

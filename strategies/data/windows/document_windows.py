@@ -114,7 +114,8 @@ def counts(length_D: Any, window: int, stride: int, pad: bool) -> Any:
 def holds(extent: Extent, end: int = 10, tail: str = "drop") -> Holding:
     documents = extent.rows // USUAL
     used = documents if tail == "pad" else min(documents, extent.rows // extent.window)
-    return Holding(windows=24 * used, making=48 * documents)
+    rows = max(used, 1) * extent.window  # as many windows
+    return Holding(windows=24 * used, making=48 * documents, rows=rows, stride=extent.window)
 
 
 @hookimpl

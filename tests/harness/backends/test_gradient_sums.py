@@ -1,5 +1,7 @@
 """Gradients of what is used twice are added on fake tensors where autograd adds them on plain ones."""
 
+from contextlib import nullcontext
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,6 +9,8 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from harness.backends import torch_storage  # noqa: E402
+from harness.backends.torch_flops import Work  # noqa: E402
+from harness.backends.torch_operators import Operators  # noqa: E402
 from harness.backends.torch_storage import LiveStorage  # noqa: E402
 
 SIZE = (512, 256)
@@ -104,3 +108,86 @@ def test_where_torch_counts_no_holders_each_sum_is_a_third_tensor(monkeypatch):
     assert live.decided[0]
     monkeypatch.setattr(torch_storage, "_holders_of_first_gradient", lambda: None)
     assert not any(on_fake(residual).decided)
+
+
+def gathered(x):
+    return x.gather(1, torch.zeros(SIZE, dtype=torch.long))
+
+
+WRITTEN_INTO_ZEROS = {
+    "gather": gathered,
+    "sort": lambda x: x.sort(1)[0],
+    "max": lambda x: x.max(1)[0],
+    "topk": lambda x: x.topk(2, 1)[0],
+    "index_select": lambda x: x.index_select(0, torch.zeros(2, dtype=torch.long)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_INTO_ZEROS)
+def test_a_gradient_is_written_into_zeros_without_a_second_tensor(name):
+    """As on plain tensors, where the kernels are in place: what the profiler sees of them."""
+    x = torch.randn(SIZE, requires_grad=True)
+    made = WRITTEN_INTO_ZEROS[name](x)
+    with torch.profiler.profile() as seen:
+        made.backward(torch.ones_like(made))
+    assert any(event.name in ("aten::scatter_add_", "aten::scatter_", "aten::index_add_") for event in seen.events())
+    with FakeTensorMode(), LiveStorage() as live:
+        x = torch.empty(SIZE, requires_grad=True)
+        made = WRITTEN_INTO_ZEROS[name](x)
+        upstream, before = torch.empty_like(made), live.live
+        with live.phase("backward"):
+            torch.autograd.grad(made, x, upstream)
+    assert live.peaks["backward"] - before <= 1.02 * 4 * SIZE[0] * SIZE[1]
+
+
+# sizes that change
+
+
+def on_fake_or_not(fake):
+    return FakeTensorMode() if fake else nullcontext()
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_tensor_that_is_resized_counts_as_much_as_it_has(fake):
+    with on_fake_or_not(fake), LiveStorage() as live:
+        before = live.live
+        x = torch.empty(0)
+        x.resize_(1024)
+        assert live.live - before == 4096
+        x.resize_(4096)
+        assert live.live - before == 4 * 4096
+        del x
+        assert live.live == before
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_output_that_is_written_where_nothing_was_counts(times):
+    with FakeTensorMode() as fake, LiveStorage() as live:
+        live.run_operator = Operators(fake, Work())
+        y, before = torch.empty(SIZE), live.live
+        for _ in range(times):
+            made = torch.mul(y, y, out=torch.empty(0))
+            assert made.shape == SIZE and live.live - before == 4 * SIZE[0] * SIZE[1]
+            del made
+
+
+@pytest.mark.parametrize(
+    ("sparse", "size"),
+    [(torch.Tensor.to_sparse, 100 * (4 + 2 * 8)), (torch.Tensor.to_sparse_csr, 100 * (4 + 2 * 8) + 101 * 8)],
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_tensor_counts_its_places_and_its_values(sparse, size):
+    with LiveStorage() as live:
+        dense = torch.eye(100)
+        before = live.live
+        made = sparse(dense)
+        assert made.layout is not torch.strided and live.live - before == size
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_sparse_gradient_is_followed(fake):
+    with on_fake_or_not(fake), LiveStorage() as live:
+        table = torch.empty(1000, 64, requires_grad=True)
+        rows = torch.nn.functional.embedding(torch.zeros(10, dtype=torch.long), table, sparse=True)
+        (gradient,) = torch.autograd.grad(rows.sum(), table)
+        assert gradient.layout is torch.sparse_coo and live.live < 2 * 4 * 1000 * 64

@@ -1,5 +1,7 @@
 """The work of a step: counted operation by operation, and the time it takes at given rates."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -80,8 +82,30 @@ def test_the_backward_pass_counts():
     assert both == 3.5 * forward  # five products instead of two
 
 
+def test_products_of_groups_and_of_an_lstm_are_counted():
+    grouped = partial(torch._grouped_mm, offs=torch.tensor([8, 32], dtype=torch.int32))
+    a, b = torch.empty(32, 16, dtype=torch.bfloat16), torch.empty(2, 16, 8, dtype=torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True), Work() as made:
+        grouped(torch.empty_like(a), torch.empty_like(b))
+    assert flops(made.taken()) == 2 * 32 * 16 * 8
+    with Work() as made:
+        torch.nn.LSTM(16, 8)(torch.zeros(5, 4, 16))
+    assert flops(made.taken()) == 2 * 5 * 4 * (4 * 8) * (16 + 8)
+
+
 def program(function, *arrays):
     return work(jax.make_jaxpr(function)(*arrays))
+
+
+def test_convolutions_and_products_of_groups_in_jax_are_counted():
+    def convolved(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+
+    x, kernel = jnp.zeros((2, 10, 3)), jnp.zeros((4, 3, 5))
+    assert flops(program(convolved, x, kernel)) == 2 * (2 * 10 * 5) * (4 * 3)
+    groups = jnp.array([6, 4], jnp.int32)
+    a, b = jnp.zeros((10, 3)), jnp.zeros((2, 3, 5))
+    assert flops(program(jax.lax.ragged_dot, a, b, groups)) == 2 * 10 * 3 * 5
 
 
 def test_a_loop_in_jax_counts_as_often_as_it_runs():

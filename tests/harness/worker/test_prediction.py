@@ -492,3 +492,23 @@ def test_windows_of_narrow_rows_are_narrow():
     narrow, wide = windows("float16_rows", "numpy_copy"), windows("numpy_copy")
     assert narrow == windows("numpy_copy", "float16_rows"), "whichever comes first"
     assert wide - narrow == 100_000 * 2 * 64 + extent.count * 32 * 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("fewer", "count"),
+    [(("max_examples", {"count": 1000}), 1000), (("blocks", {}), 3125), (("max_examples", {}), 10_000)],
+)
+def test_windows_are_counted_as_many_as_another_strategy_leaves(fewer, count):
+    loaded, extent = plugins.load(), Extent(100_000, 4, 0, window=32, stride=1, batch=16)
+    case = task("predict", "torch/cpu", ("numpy_copy",)).case
+    name, knobs = fewer
+
+    def making(*strategies):
+        given = case.model_copy(update={"strategies": tuple(strategies)})
+        host = prediction.host_peaks(loaded, given, extent)
+        return host.peaks["windows"] - host.peaks["source"]
+
+    copy, other = case.strategies[0], Applied(name=name, knobs=knobs)
+    alone = making(other)
+    assert making(copy, other) - alone == making(other, copy) - alone == count * 32 * 2 * 4
+    assert making(copy) == extent.count * 32 * 2 * 4
