@@ -25,7 +25,6 @@ GROUPED = torch.ops.aten._grouped_mm.default
 """Products of groups of rows with a matrix each: fake ones take bfloat16 alone, and real ones float32 as well."""
 FROM_THE_START = {torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype}
 """Views whose place is counted from the start of the storage, and not from that of the tensor that is viewed."""
-RESIZES = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
 CHANGES_A_VIEW = torch.Tag.inplace_view
 """Marks operators that change the sizes or the storage of a tensor in place."""
 
@@ -98,7 +97,9 @@ class Operators:
         result = func(*args, **kwargs)
         self._work.count(func, args, kwargs, result)
         if key not in self._known:
-            self._known[key] = outcome_of(func, args, kwargs, result, tuple(self._work.operations[before:]))
+            alike = _is_still(key, func, args, kwargs)
+            work = tuple(self._work.operations[before:])
+            self._known[key] = outcome_of(func, args, kwargs, result, work) if alike else None
         return result
 
     def _made(self, outcome: Outcome, args: Any, kwargs: Any) -> Any:
@@ -147,6 +148,14 @@ def described(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(key)
 
 
+def _is_still(key: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    """Check whether a call has left the sizes of its arguments: `out=` and `resize_` may give one another."""
+    try:
+        return bool(described(func, args, kwargs) == key)
+    except Undescribed:
+        return False
+
+
 def _describe(key: list[Any], values: Iterable[Any]) -> None:
     for value in values:
         kind = type(value)
@@ -167,8 +176,6 @@ def outcome_of(func: Any, args: Any, kwargs: Any, result: Any, work: tuple[Opera
     """Describe what an operator returned; None where it must be run each time."""
     if not isinstance(func, torch._ops.OpOverload) or CHANGES_A_VIEW in func.tags or not is_builtin(func):
         return None
-    if func in RESIZES or any(argument.is_out for argument in func._schema.arguments):
-        return None  # an argument may have another size after it
     sequence = type(result) if isinstance(result, list | tuple) else None
     if sequence not in (None, list, tuple):
         return None

@@ -23,7 +23,7 @@ LEAST = 0.005
 """The share of what a combination takes that a strategy must save to be added to it."""
 SHORT = 1.5
 """How many times its limit a combination may take that other ways are tried to, where none of its kind fits."""
-SECONDS, SLOWER = 10.0, 2
+SECONDS, SLOWER = 30.0, 2
 """How long a combination may take to be predicted, those that take longer are left out: in seconds, or so many times as
 long as the baseline with the start of what predicts, where that is more."""
 Combination = tuple[Applied, ...]

@@ -387,6 +387,12 @@ def _answer(observed: Observed, baseline: Observed | None) -> tuple[str | None, 
         return "approximate", FED_OTHERS, difference
     if exact and difference is not None and difference > LOSS_MARGIN:
         return "diverged", f"losses of the measured run differ by {difference:.1e}", difference
+    if rung == "bit_exact" and difference:
+        return (
+            "reassociated",
+            f"equal in each bit at the small size; at this one losses differ by {difference:.1e}",
+            difference,
+        )
     return rung, reason, difference
 
 

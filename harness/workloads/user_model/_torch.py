@@ -108,7 +108,9 @@ def emptied(module: nn.Module) -> nn.Module:
     for owner in module.modules():
         for name, parameter in list(owner._parameters.items()):
             if parameter is not None:
-                owner._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+                with _disable_current_modes():  # in a prediction they would count it
+                    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+                owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
     return module
 
 

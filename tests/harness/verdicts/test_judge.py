@@ -542,7 +542,11 @@ def test_losses_apart_from_the_baseline_s_diverge(answer: str) -> None:
     assert (row.answer, row.verdict) == ("diverged", "wrong")
     assert row.loss_difference == pytest.approx(2e-4)
     near = row_of(member("checkpoint", 10 * MIB, answer=answer, losses=(6.0, 5.9, 5.8 * 1.00005)))
-    assert (near.answer, near.verdict) == (answer, "wins")
+    assert (near.answer, near.verdict) == ("reassociated", "wins"), "whatever it is at the small size"
+    assert answer != "bit_exact" or near.answer_reason == (
+        "equal in each bit at the small size; at this one losses differ by 5.0e-05"
+    )
+    assert row_of(member("checkpoint", 10 * MIB, answer=answer)).answer == answer
 
 
 @pytest.mark.parametrize("answer", ["lower_precision", "approximate"])

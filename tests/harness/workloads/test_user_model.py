@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from harness import Place, backends, tree
+from harness.backends.torch_storage import LiveStorage
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
@@ -21,6 +22,7 @@ from harness.records import Applied, Case, Task
 from harness.refusal import Refusal
 from harness.worker import numerics, prediction
 from harness.workloads.user_model import Sizes, of_jax, of_torch
+from harness.workloads.user_model._torch import emptied
 from harness.workloads.user_model.shared import of_a_kind
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -554,3 +556,10 @@ def test_sizes_of_a_jax_model_may_be_lists():
     workload = of_jax("own", first, lambda *_: None, lambda *_: None, lambda *_: None, shape=Listed)
     parts = workload.on["jax"](Listed(vocabulary=11), Place("jax", "cpu"), None, 0)
     assert parts.init(parts)["params"]["layers"]["w"].shape == (2, 16, 16)
+
+
+def test_a_model_without_values_takes_no_memory_of_a_prediction():
+    with FakeTensorMode(), LiveStorage() as live:
+        before = live.live
+        module = emptied(nn.Linear(1000, 1000))
+        assert live.live == before and module.weight.is_meta and module.weight.shape == (1000, 1000)
