@@ -37,7 +37,6 @@ one: by the usual one losses differ less than they may.
 """
 COMPUTED = ("float32", "float16", "bfloat16")
 """The types in which a whole model can compute; integers and 8 bits are for what is stored or multiplied."""
-
 ORDERS = ("same", "reordered")
 """What the order of two epochs may be, beside the untouched one; anything else is a fault."""
 Draw = Callable[[Callable[..., Any]], Callable[..., Any]]

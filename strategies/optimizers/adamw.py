@@ -57,6 +57,7 @@ OTHER_RULES = (
     *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo", "galore", "lion", "lomo", "muon", "sgd_momentum"),
     "soap",
 )
+"""Rules of update beside AdamW, whose moments these kernels do not know."""
 
 
 @hookimpl

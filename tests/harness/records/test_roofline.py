@@ -106,6 +106,8 @@ def test_convolutions_and_products_of_groups_in_jax_are_counted():
     groups = jnp.array([6, 4], jnp.int32)
     a, b = jnp.zeros((10, 3)), jnp.zeros((2, 3, 5))
     assert flops(program(jax.lax.ragged_dot, a, b, groups)) == 2 * 10 * 3 * 5
+    trained = jax.grad(lambda a, b, groups: jax.lax.ragged_dot(a, b, groups).sum(), argnums=(0, 1))
+    assert flops(program(trained, a, b, groups)) == 3 * 2 * 10 * 3 * 5, "both gradients take as many"
 
 
 def test_a_loop_in_jax_counts_as_often_as_it_runs():

@@ -504,8 +504,8 @@ def test_windows_are_counted_as_many_as_another_strategy_leaves(fewer, count):
     name, knobs = fewer
 
     def making(*strategies):
-        given = case.model_copy(update={"strategies": tuple(strategies)})
-        host = prediction.host_peaks(loaded, given, extent)
+        row = case.model_copy(update={"strategies": tuple(strategies)})
+        host = prediction.host_peaks(loaded, row, extent)
         return host.peaks["windows"] - host.peaks["source"]
 
     copy, other = case.strategies[0], Applied(name=name, knobs=knobs)
