@@ -7,12 +7,14 @@ their composition is compared to the untouched parts.
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from harness import backends
-from harness.contract.assembly import assemble, feeds_of, never_called, rewritten
+from harness.contract.assembly import assemble, feeds_of, never_called, probe_of, rewritten
 from harness.contract.errors import raised
 from harness.contract.instruments import digested
 from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES, RANK_PARTS
@@ -21,7 +23,7 @@ from harness.contract.plugins import Plugins
 from harness.machine.history import SHIPPED
 from harness.records import Applied, Case, Record, Task
 from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
-from harness.worker import numerics
+from harness.worker import numerics, ranks
 from harness.worker.failures import first_line
 
 UPDATES = 4
@@ -35,16 +37,23 @@ IN_LAYERS = {"linear", "rotary", "mix", "attend", "scan", "feed", "block", "stac
 DECLARE = "mend it, or declare `precision` or `approximate`"
 OF_MODEL = "mend it, or the model, if its `forward` changes buffers or attributes: a block may run twice in a step"
 CHANCE = "leave dropout to modules, or give it `training=self.training`, and draw no other random numbers"
-"""What to do about a strategy whose answers are others, also on a user's own model, and about a model that changes."""
+IN_THE_TYPE = "make what a layer adds in the type of its hidden states"
+"""What to do about a strategy whose answers are others, also on a user's own model, and about a model that changes, or
+that is for one type alone."""
+PRECISIONS = {"bfloat16": "strategies store parameters", "float64": "answers are compared"}
+"""Other types in which a workload trains, and what for."""
 
 Names = tuple[str, ...]
 _contracts: list["Contract"] = []
 
 
 def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
-    """Return the broken promises of what the task names, as `faults` in `extra`."""
+    """Return the broken promises of what the task names, as `faults` in `extra`.
+
+    What a rank raises ends the case, by which the other ranks end as well.
+    """
     case = task.case
-    contract, name = _contract(loaded), case.place.backend
+    contract, name = _contract(loaded, case.ranks), case.place.backend
     names = tuple(applied.name for applied in case.strategies)
     if not names:
         broken = contract.of_workload(case.workload, name)
@@ -56,27 +65,32 @@ def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
     try:
         faults.extend(broken)
     except Exception as error:  # whatever the plugin raises is its fault
+        if ranks.own() is not None:
+            raise
         faults.append(f"it raises {raised(error, first_line(str(error)))}")
     return Record(extra={"faults": faults})
 
 
-def _contract(loaded: Plugins) -> "Contract":
-    """Return the contract over these plugins, the same for all cases of a task."""
-    if not _contracts or _contracts[0].loaded is not loaded:
-        _contracts[:] = [Contract(loaded)]
+def _contract(loaded: Plugins, ranks: int) -> "Contract":
+    """Return the contract over these plugins on so many ranks, the same for all such cases of a task."""
+    if not _contracts or (_contracts[0].loaded, _contracts[0].ranks) != (loaded, ranks):
+        _contracts[:] = [Contract(loaded, ranks)]
     return _contracts[0]
 
 
 class Contract:
-    """The contract over all plugins loaded; what the baselines gave is kept for the next question."""
+    """The contract over all plugins loaded; what the baselines gave is kept for the next question.
 
-    def __init__(self, loaded: Plugins) -> None:
-        self.loaded = loaded
+    Strategies that divide a run divide it among `ranks`: in torch this process is one of them, in JAX it has them all.
+    """
+
+    def __init__(self, loaded: Plugins, ranks: int = 1) -> None:
+        self.loaded, self.ranks = loaded, ranks
         self._outcomes: dict[tuple[Any, ...], Outcome] = {}
         self._consumed: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
     def case(self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool = False) -> Case:
-        """Return the case in which promises are tried: the probe of a workload, the strategies' own probe knobs.
+        """Return the case in which promises are tried: the probe of a workload, with the strategies' knobs for it.
 
         With `ends` it is evaluated, saved and resumed after its steps.
         """
@@ -85,15 +99,16 @@ class Contract:
         settings: dict[str, Any] = {name: value for name, value in wanted.items() if name in made.shape.model_fields}
         if ends:
             settings["evaluations"] = 2
-        applied = tuple(Applied(name=name, knobs=dict(self.loaded.strategies[name].probe)) for name in names)
-        return Case(
+        case = Case(
             workload=workload,
-            shape=made.probe(made.shape(**settings)).model_dump(),
+            shape=made.shape(**settings).model_dump(),
             place=Place(backend, "cpu"),
             corpus="drawn",
             tokenizer="none",
-            strategies=applied,
+            strategies=tuple(Applied(name=name) for name in names),
+            ranks=self.ranks if any(self.loaded.strategies[name].ranks for name in names) else 1,
         )
+        return probe_of(self.loaded, case)
 
     def outcome(
         self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool = False
@@ -179,8 +194,10 @@ class Contract:
     def _rewritten(self, name: str, workload: str, backend: str) -> Iterator[str]:
         """Yield where a strategy rewrites other parts than it says, or does not say what it holds."""
         strategy = self.loaded.strategies[name]
-        before = assemble(self.loaded, self.case(workload, backend, network=EVERY_PART))
-        after = rewritten(before, strategy, strategy.probe)
+        case = self.case(workload, backend, (name,), EVERY_PART)
+        knobs = case.strategies[0].knobs
+        before = assemble(self.loaded, case.model_copy(update={"strategies": ()}))
+        after = rewritten(before, strategy, knobs)
         changed = {part for part in PART_NAMES if getattr(before, part) is not getattr(after, part)}
         for part in sorted(changed - set(strategy.rewrites)):
             yield f"it rewrites '{part}', which `rewrites` does not name"
@@ -198,7 +215,7 @@ class Contract:
         if strategy.holds is None:
             yield "it rewrites data and does not say what it holds: give `holds(extent, **knobs) -> Holding`"
         elif extent is not None:
-            sizes = strategy.holds(extent(before.shape, None, 3), **strategy.probe)
+            sizes = strategy.holds(extent(before.shape, None, 3), **knobs)
             if not all(isinstance(size, int | None) for name, size in vars(sizes).items() if name != "supposes"):
                 yield "`holds` gives sizes that are no whole bytes"
 
@@ -236,10 +253,27 @@ class Contract:
         first = self.outcome(name, backend, (), EVERY_PART)
         if not all(map(math.isfinite, _losses(first))):
             yield f"its losses are not finite: {', '.join(map(str, _losses(first)))}"
+            return
         self._outcomes.clear()
         again = self.outcome(name, backend, (), EVERY_PART)
         differences = _differences(again, first, 0.0, "the first", CHANCE)
         yield from (f"two runs of one seed differ: {fault}" for fault in differences)
+        yield from self._in_other_precisions(case, module)
+
+    def _in_other_precisions(self, case: Case, module: Any) -> Iterator[str]:
+        """Yield in which types a workload cannot train: those of `bfloat16`, and of what answers are compared with."""
+        for precision, use in PRECISIONS.items():
+            wide = module.double() if precision == "float64" else nullcontext()
+            try:
+                with wide:
+                    numerics.observer(self.loaded, case, module, partial(_cast, module, precision), updates=1)(0)
+            except Exception as error:
+                reason = raised(error, first_line(str(error)))
+                yield f"it does not train in {precision}, in which {use}: {reason}; {IN_THE_TYPE}"
+
+
+def _cast(module: Any, precision: str, inner: Any) -> Any:
+    return module.cast(inner, precision)
 
 
 def _losses(outcome: Outcome) -> tuple[float, ...]:

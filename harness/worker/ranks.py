@@ -80,6 +80,8 @@ def lead(task: Task, work: Work | None) -> Record:
     With `work` each rank is a fork that does it; without, a fresh process.
     """
     folder, kills = Path(task.folder), kernel_kills()
+    for left in (folder / MEETING, *(folder / RESULT.format(rank) for rank in range(task.case.ranks))):
+        left.unlink(missing_ok=True)  # by the ranks of the task's case before
     spec = task.model_copy(update={"parent": os.getpid()})
     (folder / SPEC).write_text(spec.model_dump_json(), encoding="utf-8")
     paths = str(folder / SPEC), str(folder / RESULT)
@@ -188,7 +190,7 @@ def _without_record(rank: int, ranks: int, code: int | None, kernel_killed: bool
 def together(records: Sequence[Record]) -> Record:
     """Join the records of all ranks, in their order: the peaks of the largest, each step as long as the slowest's.
 
-    Where the peak of one is not known there is no sum.
+    Where the peak of one is not known there is no sum. Broken promises are those of all ranks.
     """
     first = min(records, key=lambda record: record.numerics is None)
     largest = max(records, key=lambda record: _peak(record.memory) or 0)
@@ -209,7 +211,22 @@ def together(records: Sequence[Record]) -> Record:
             known = [value for each in times if (value := getattr(each, name)) is not None]
             slowest[name] = max(known, default=None)
         joined["times"] = largest.times.model_copy(update=slowest)
+    if any("faults" in record.extra for record in records):
+        joined["extra"] = {"faults": _faults(records)}
     return largest.model_copy(update=joined)
+
+
+def _faults(records: Sequence[Record]) -> list[str]:
+    """Return each broken promise once, with the rank where not all saw it."""
+    of_ranks = [record.extra.get("faults", ()) for record in records]
+    everywhere = [fault for fault in of_ranks[0] if all(fault in faults for faults in of_ranks)]
+    ranks = len(records)
+    return everywhere + [
+        f"on rank {rank} of {ranks} {fault}"
+        for rank, faults in enumerate(of_ranks)
+        for fault in faults
+        if fault not in everywhere
+    ]
 
 
 def _rank(memory: Memory) -> Rank:

@@ -35,6 +35,10 @@ def same(inner):
 def of_data(part, wrap, **more):
     return offered(rewritten(part, wrap), (part,), holds=lambda extent: Holding(), **more)
 
+def sized(parts, chunk: int = 8):
+    loss = parts.loss
+    return replace(parts, loss=lambda *args: loss(*args) * (1.0 if chunk == 2 else float("nan")))
+
 def stuck(inner):
     def batches(parts, windows):
         known = []
@@ -69,6 +73,52 @@ def faults(tmp_path: Path, item: str) -> list[str]:
 
 def test_one_that_keeps_its_contract_has_no_faults(tmp_path: Path) -> None:
     assert faults(tmp_path, "offered(rewritten('loss', same))") == []
+
+
+def test_knobs_that_decide_by_size_are_tried_as_answers_are_compared(tmp_path: Path) -> None:
+    scaled = "scaled={'chunk': lambda value, shape, small: value // 4}"
+    assert faults(tmp_path, f"offered(sized, {scaled})") == []
+    assert "not finite" in faults(tmp_path, "offered(sized)")[0]
+
+
+OF_RANKS = """
+from dataclasses import replace
+from harness import Strategy, hookimpl
+from strategies import sharding
+
+DDP = next(each for each in sharding.harness_strategies() if each.name == "ddp")
+
+def divided(fault):
+    def on_torch(parts):
+        import torch.distributed as dist
+        after, second = DDP.on["torch"](parts), dist.get_rank() == 1
+        def reduce_gradients(parts, loss, grads):
+            loss, grads = after.reduce_gradients(parts, loss, grads)
+            if second and fault == "raises":
+                raise ValueError("the second rank has no gradient")
+            return loss * 1.01 if second and fault == "lies" else loss, grads
+        return replace(after, reduce_gradients=reduce_gradients)
+    return on_torch
+
+@hookimpl
+def harness_strategies():
+    return [Strategy(f"it_{fault}", DDP.rewrites, {"torch": divided(fault)}, "Divide.", calls=DDP.calls, ranks=True)
+            for fault in ("raises", "lies", "works")]
+"""
+
+
+def test_what_goes_wrong_on_any_rank_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OF_RANKS)
+    place = {"workload": "decoder", "shape": {}, "place": "torch/cpu", "corpus": "drawn", "tokenizer": "none"}
+    applied = {name: Applied(name=name) for name in ("it_works", "it_lies", "it_raises", "checkpoint")}
+    rows = [("it_works",), ("it_works", "checkpoint"), ("it_lies",), ("it_raises",)]
+    cases = tuple(Case(**place, ranks=2, strategies=tuple(applied[name] for name in row)) for row in rows)
+    task = Task(kind="contract", cases=cases, run_id="", parent=os.getpid(), folder="", plugins=(str(path),))
+    right, with_another, lying, raising = verb.runner.run(task, 1, 120.0)
+    assert right.extra["faults"] == with_another.extra["faults"] == []
+    assert [fault[:40] for fault in lying.extra["faults"]] == ["on rank 1 of 2 its losses lie 1.0e-02 fr"]
+    assert raising.status == "error" and "rank 1 of 2: the second rank has no gradient" in raising.evidence["message"]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +218,12 @@ def harness_workloads():
             "",
             "from those of the first (at most 0e+00): leave dropout to modules",
         ),
+        (
+            "import torch; block = parts.block; parts = replace(parts, "
+            "block=lambda *a: (lambda x: x @ torch.eye(x.shape[-1]))(block(*a)))",
+            "",
+            "it does not train in bfloat16",
+        ),
     ],
 )
 def test_each_broken_promise_of_a_workload_is_told(body: str, more: str, words: str, tmp_path: Path) -> None:
@@ -175,6 +231,14 @@ def test_each_broken_promise_of_a_workload_is_told(body: str, more: str, words: 
     path.write_text(WORKLOAD.format(body=body or "pass", more=more))
     told = " / ".join(Contract(plugins.load((str(path),))).of_workload("mine", "torch"))
     assert words in told if words else told == ""
+
+
+def test_of_a_model_whose_loss_is_not_finite_nothing_else_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    body = "loss = parts.loss; parts = replace(parts, loss=lambda *a: loss(*a) * float('nan'))"
+    path.write_text(WORKLOAD.format(body=body, more=""))
+    (fault,) = Contract(plugins.load((str(path),))).of_workload("mine", "torch")
+    assert fault.startswith("its losses are not finite: nan")
 
 
 def test_where_a_model_changes_in_its_forward_the_strategy_is_not_blamed_alone(tmp_path: Path) -> None:
