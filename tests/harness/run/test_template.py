@@ -153,12 +153,14 @@ def test_no_more_than_a_handful_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @alone
-def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
+def test_forked_workers_draw_anew_search_for_garbage_and_have_their_own_threads(tmp_path) -> None:
     (tmp_path / "drawing.py").write_text(
-        "import os, threading\nimport numpy as np\nfrom harness import hookimpl\n"
+        "import gc, os, threading\nimport numpy as np\nfrom harness import hookimpl\n"
+        "searched = gc.isenabled()\n"
         "@hookimpl(wrapper=True)\ndef harness_measure(task):\n"
         "    record = yield\n"
         "    made = {'drawn': float(np.random.rand()), 'threads': len(os.listdir('/proc/self/task')),\n"
+        "            'searched': searched, 'searches': gc.isenabled(),\n"
         "            'open': len(os.listdir('/proc/self/fd')), 'session': os.getsid(0) == os.getpid(),\n"
         "            'parent': os.getppid() == task.parent, 'folder': os.environ['TMPDIR'] == task.folder}\n"
         "    return record.model_copy(update={'extra': made})\n"
@@ -169,8 +171,9 @@ def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
             records = [runner.run(task(str(tmp_path / "drawing.py")), 2, 60.0)[0] for _ in range(2)]
         assert [record.origin.start for record in records] == [start] * 2
         assert records[0].extra["drawn"] != records[1].extra["drawn"]
-        found[start] = {name: value for name, value in records[0].extra.items() if name != "drawn"}
-        assert all(found[start][name] is True for name in ("session", "parent", "folder"))
+        assert records[0].extra["searched"] is (start == "fresh"), "a template imports without a search"
+        found[start] = {name: value for name, value in records[0].extra.items() if name not in ("drawn", "searched")}
+        assert all(found[start][name] is True for name in ("session", "parent", "folder", "searches"))
     assert found["forked"] == found["fresh"]
 
 
