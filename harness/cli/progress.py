@@ -15,9 +15,10 @@ from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
 from harness.report import table
 from harness.report.text import visible
+from harness.report.words import titles_of
 from harness.run import bench
 from harness.run.schedule import worker_seconds
-from harness.suite.plan import Comparison
+from harness.suite.plan import Comparison, Plan
 from harness.verdicts import judge
 
 AGAIN = "again"
@@ -32,9 +33,8 @@ class Watcher(bench.Progress):
         console: Console,
         plugins: Plugins,
         out: Callable[[str], None] = lambda text: None,
-        title_of: Mapping[str, str] | None = None,
     ) -> None:
-        self.title_of = title_of or {}
+        self.title_of: dict[str, str] = {}
         self.console, self.live = console, _is_watched(console)
         self.plugins, self.out = plugins, out
         self.bar = Progress(
@@ -64,6 +64,9 @@ class Watcher(bench.Progress):
 
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
+
+    def plan(self, plan: Plan) -> None:
+        self.title_of = titles_of(comparison.baseline for comparison in plan.comparisons)
 
     def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
         self.timings = list(map(timing.Timing, groups, seconds))

@@ -17,8 +17,7 @@ from harness.machine import facts
 from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
-from harness.report.words import titles_of
-from harness.run import bench, cluster, predict_again, prepare_data, session
+from harness.run import bench, cluster, predict_again, session
 from harness.suite.bounds import MAX_ROUNDS, SuiteError
 from harness.suite.units import size
 
@@ -64,9 +63,7 @@ def command(
     folder = results / plan.name / facts.name()
     before = _sizes(folder)
     show = _titled(plan.suite.title or plan.name)
-    closed = prepare_data.closed(plan, loaded, options.cache)
-    title_of = titles_of(comparison.baseline for comparison in closed.comparisons)
-    with Watcher(err, loaded, show, title_of) as watcher:
+    with Watcher(err, loaded, show) as watcher:
         try:
             with signals.undisguised():
                 if address is None:

@@ -28,6 +28,9 @@ ATTEMPTS = 2
 class Progress:
     """What a watcher hears of a run; the methods do nothing here."""
 
+    def plan(self, plan: Plan) -> None:
+        """Hear what will be measured: a vocabulary of 0 is as many tokens as the corpus has by now."""
+
     def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
         """Hear which cases are timed together, by digest, and how long the rounds of each may take from now on."""
 

@@ -48,6 +48,7 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
     with locks.measuring(folder, ()):
         session.refuse_claims(plan)
         plan = prepare_data.closed(plan, loaded, options.cache)
+        progress.plan(plan)
         plan = replace(plan, path=plan.path.resolve())
         options = replace(options, plugins=tuple(map(_absolute, options.plugins)))
         schedule = session.schedule_of(plan, loaded, options, elsewhere=True)

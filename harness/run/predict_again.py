@@ -34,6 +34,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         plan, corpora = prepare_data.prepare(
             plan, plugins, options.cache, lambda case: session.obstacle(plugins, case) is None
         )
+        progress.plan(plan)
         schedule = session.schedule_of(plan, plugins, options)
         runs = ((file, store.read(file, plugins.aliases)[0]) for file in files)
         whole = next((run for run in runs if is_of(schedule, run[1])), None)

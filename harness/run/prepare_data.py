@@ -32,10 +32,13 @@ def prepare(
 
     A vocabulary of 0 becomes as many tokens as the corpus has, so the plan that is returned is the one to follow.
     """
-    comparisons, corpora = [], {}
+    comparisons: list[Comparison] = []
+    corpora: dict[str, Corpus | None] = {}
+    known: dict[str, Corpus] = {}
     for comparison in plan.comparisons:
         open_ended = comparison.baseline.shape.get("vocabulary") == 0
-        corpus = of_case(plan, comparison.baseline, plugins, cache) if open_ended or runs(comparison.baseline) else None
+        reads = open_ended or runs(comparison.baseline)
+        corpus = of_case(plan, comparison.baseline, plugins, cache, known) if reads else None
         if open_ended and isinstance(corpus, TokenFile):
             comparison = _with_vocabulary(comparison, corpus.vocabulary)
         comparisons.append(comparison)
@@ -57,8 +60,13 @@ def _with_vocabulary(comparison: Comparison, size: int) -> Comparison:
     )
 
 
-def of_case(plan: Plan, case: Case, plugins: Plugins, cache: Path) -> Corpus | None:
-    """Make the rows of a case and of those that it is compared to; None for a workload that draws its own."""
+def of_case(
+    plan: Plan, case: Case, plugins: Plugins, cache: Path, known: dict[str, Corpus] | None = None
+) -> Corpus | None:
+    """Make the rows of a case and of those that it is compared to; None for a workload that draws its own.
+
+    `known` are rows that were made a moment ago, by what was asked for: a process makes them, which takes a second.
+    """
     workload = plugins.workloads[case.workload]
     if workload.wanted is None:
         return None
@@ -72,7 +80,11 @@ def of_case(plan: Plan, case: Case, plugins: Plugins, cache: Path) -> Corpus | N
     }
     if workload.data != "frames":
         spec["tokenizer"] = case.tokenizer
-    return made(workload.data, spec)
+    known = {} if known is None else known
+    wanted = json.dumps([workload.data, spec])
+    if wanted not in known:
+        known[wanted] = made(workload.data, spec)
+    return known[wanted]
 
 
 def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:

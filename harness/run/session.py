@@ -42,6 +42,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         orphans.start()
         refuse_claims(plan)
         plan, corpora = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
+        progress.plan(plan)
         schedule = schedule_of(plan, plugins, options)
 
         path, latest, earlier = opened(folder, schedule, options, partial(has_more, schedule, options))

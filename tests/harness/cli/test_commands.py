@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import harness as harness_package
 from harness import records
 from harness.cli import commands, screen
+from harness.cli.progress import Watcher
 from harness.records import Case, Origin, Record, Slot, store
 from harness.run import prepare_data, session
 from harness.suite.bounds import SuiteError
@@ -678,17 +679,23 @@ def test_tables_of_an_open_vocabulary_have_titles_that_tell_them_apart(tmp_path,
         ("heads: 2", "heads: [1, 2]"),
     )
     suite.write_text(re.sub(r"vocabulary: \d+", "vocabulary: 0", suite.read_text()))
-    keys, titles = [], []
+    titles, made, make = [], [], prepare_data.made
 
-    def run(plan, plugins, options, watcher):
-        closed = prepare_data.closed(plan, plugins, options.cache)
-        keys.extend(each.baseline.comparison_key for each in closed.comparisons)
-        titles.extend(watcher.title_of[key] for key in keys)
+    def counted(data, spec):
+        made.append(spec)
+        return make(data, spec)
+
+    def plan(watcher, measured):
+        hear(watcher, measured)
+        titles.extend(watcher.title_of[each.baseline.comparison_key] for each in measured.comparisons)
         raise SuiteError("enough")
 
-    monkeypatch.setattr(session, "run", run)
+    hear = Watcher.plan
+    monkeypatch.setattr(prepare_data, "made", counted)
+    monkeypatch.setattr(Watcher, "plan", plan)
     assert "enough" in here(tmp_path, "run", "small.yaml")[2]
     assert len(set(titles)) == 2 and all("heads" in title for title in titles)
+    assert len(made) == 1, "a text is counted once, whatever reads it"
 
 
 def test_every_name_that_a_package_offers_can_be_imported() -> None:
