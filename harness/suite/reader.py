@@ -115,10 +115,12 @@ class _Reader:
         if workload is None:
             hint = nearest(suite.workload, self.plugins.workloads)
             raise self.refusal(("workload",), f"there is no workload '{suite.workload}'{hint}")
-        self.corpus(suite.corpus, workload, ("corpus",))
-        self.refuse_patterns(suite)
+        for key in BESIDE:
+            if key == "corpus" or key in suite.model_fields_set:
+                self.checked(key, getattr(suite, key), workload, (key,))
         rows = self.on_ranks(suite, self.rows(suite, workload))
         places = self.places(suite, workload)
+        self.refuse_patterns(suite)
         chosen = [(place, each) for place in places for each in self.choices(suite, workload, place)]
         total = len(rows) * sum(each.combinations for _, each in chosen)
         if total > MAX_CASES:
@@ -152,6 +154,9 @@ class _Reader:
             suite = Suite.model_validate(self.document.data)
         except ValidationError as error:
             raise self.explained(error, (), Suite) from None
+        ids = [claim.id for claim in suite.claims]
+        if again := next((at for at, each in enumerate(ids) if each in ids[:at]), None):
+            raise self.refusal(("claims", again, "id"), f"'{ids[again]}' is the id of an earlier claim: give another")
         claims = [renamed_claim(claim, self.plugins.aliases) for claim in suite.claims]
         return suite.model_copy(update={"claims": claims})
 
@@ -253,6 +258,9 @@ class _Reader:
         if key == "corpus":
             return self.corpus(value, workload, location)
         if key == "tokenizer":
+            if workload.data == "frames":
+                sentence = f"the workload '{workload.name}' reads frames, which have no tokenizer: leave it out"
+                raise self.refusal(location, sentence)
             if value not in TOKENIZERS:
                 raise self.refusal(location, f"there is no tokenizer {_shown(value)}{nearest(str(value), TOKENIZERS)}")
         elif value is not None:
@@ -265,6 +273,9 @@ class _Reader:
         for pattern in suite.at:
             if not any(fnmatch(place, pattern) for place in PLACES):
                 raise self.refusal(("at", pattern), f"no place matches '{pattern}'{nearest(pattern, PLACES)}")
+            if not any(fnmatch(place, pattern) for place in suite.places):
+                sentence = f"none of `places` matches '{pattern}': add one that does, or leave these settings out"
+                raise self.refusal(("at", pattern), sentence)
 
     def too_many(self, location: Location, count: int) -> SuiteError:
         return self.refusal(location, f"{count} cases are more than {MAX_CASES}: shorten its lists")

@@ -254,6 +254,24 @@ MISTAKES = {
     ),
     "misspelt place in at": ('at: {"*/cdua": {tokens: 64}}', 1, "*/cdua", "place"),
     "no place at all": ("places: [cpu]", 1, "'cpu'", "write backend/device"),
+    "a place that the suite does not have": (
+        'places: [torch/cpu]\nat:\n  "*/cpu": {tokens: 64}\n  "jax/*": {toknes: 64}',
+        4,
+        "'jax/*'",
+        "none of `places` matches",
+    ),
+    "a tokenizer of frames": (
+        "workload: temporal\ncorpus: generated\ntokenizer: bytes",
+        3,
+        "'temporal' reads frames",
+        "no tokenizer: leave it out",
+    ),
+    "a tokenizer of frames in turn": (
+        "workload: temporal\ncorpus: generated\neach:\n- {tokenizer: bytes}\n- {tokenizer: words}",
+        4,
+        "each.0.tokenizer",
+        "no tokenizer: leave it out",
+    ),
     "no places": ("places: []", 1, "places", "it is empty", "at least one"),
     "misspelt size": ("shape: {tokens: 64, widht: 3}", 1, "widht", "did you mean 'width'?"),
     "misspelt size in at": ('shape: {tokens: 64}\nat:\n  "*/cpu": {widht: 3}', 3, "widht", "did you mean 'width'?"),
@@ -313,6 +331,12 @@ MISTAKES = {
     "an absolute corpus": ("corpus: /etc/hostname", 1, "/etc/hostname", "name a path inside"),
     "a part that is missing": ("strategies:\n- nothing\n- paged", 3, "'cache'", "'decoder' does not have"),
     "no YAML": ("title: [x", None, "line", "not YAML"),
+    "two claims of one name": (
+        "claims:\n- {id: A, says: a, that: 1 < 2}\n- {id: B, says: b, that: 1 < 2}\n- {id: A, says: c, that: 1 < 2}",
+        4,
+        "claims.2.id: 'A'",
+        "give another",
+    ),
     "a claim without words": ("claims:\n- {id: A, that: 1 < 2}", 2, "'says'", "add it"),
     "a misspelt key of a claim": ("claims:\n- {id: A, says: a, that: b, were: {}}", 2, "were", "did you mean 'where'?"),
 }
