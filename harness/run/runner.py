@@ -208,7 +208,7 @@ def _started(key: template.Key | str, env: dict[str, str], folder: Path) -> Proc
 
 
 def _read_phase(folder: Path, seen: _Watched) -> None:
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a worker may write anything there
         line = json.loads((folder / "phase.json").read_bytes())
         if line["base"] != seen.base:
             seen.peak = 0  # polls before the base saw imports, priming and compiling
@@ -333,7 +333,7 @@ def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:
         evidence["stderr_tail"] = tail
     if seen.ended_by == "deadline":
         status = "timeout"
-        evidence["signal"] = signal.Signals(-code).name if code < 0 else None
+        evidence["signal"] = _name(-code) if code < 0 else None
         evidence["message"] = f"not finished after {evidence['seconds']:.0f} s"
     elif seen.ended_by == "log":
         status, evidence["message"] = "invalid_output", f"it printed more than {LOG_LIMIT >> 20} MiB"
@@ -353,8 +353,13 @@ def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:
     return Record(status=status, evidence=evidence, flags=("lower_bound",), memory=memory)
 
 
+def _name(number: int) -> str:
+    """Return the name of a signal; most of those for real time have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def _killed(number: int, tail: str, seen: _Watched, evidence: dict[str, Any]) -> Status:
-    name = signal.Signals(number).name
+    name = _name(number)
     evidence |= {"signal": name, "message": f"ended by {name}"}
     if number == signal.SIGABRT and "bad_alloc" in tail:
         return "oom_host"

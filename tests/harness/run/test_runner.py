@@ -172,9 +172,15 @@ def fifo():
     os._exit(0)
 
 
+def odd_phase():
+    Path(sys.argv[2]).with_name("phase.json").write_text("[1]")
+    os._exit(0)
+
+
 FAULTS = {
     "none": lambda: None,
     "abort": os.abort,
+    "real_time": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 6),
     **{f.__name__: f for f in (
         value_error, memory_error, hang, hang_ignoring_sigterm, kill_itself, bad_alloc, segfault, exit_137,
         leave_a_grandchild, leave_a_nameless_grandchild,
@@ -182,6 +188,7 @@ FAULTS = {
         short_spike, long_spike, long_spike_then_kill, note_environment,
     )},
     "fifo": fifo,
+    "odd_phase": odd_phase,
     "no_result": leave(""),
     "broken": leave(OK[:-9]),
     "oversized": leave(OK[:-1] + ', "notes": {"a": "' + "a" * (1 << 20) + '"}}'),
@@ -448,7 +455,7 @@ def test_a_kill_without_proof_is_never_called_out_of_memory(run):
     assert record.evidence["phase"] == "first_step"
 
 
-@pytest.mark.parametrize(("fault", "name"), [("abort", "SIGABRT"), ("segfault", "SIGSEGV")])
+@pytest.mark.parametrize(("fault", "name"), [("abort", "SIGABRT"), ("segfault", "SIGSEGV"), ("real_time", "signal 40")])
 def test_a_crash_names_its_signal_and_phase(run, fault, name):
     record = run(bad("init", fault))
     assert record.status == "crash"
@@ -488,6 +495,7 @@ def test_a_worker_that_floods_its_output_is_ended(run):
         ("wrong_schema", "status"),
         ("two_results", "more results"),
         ("fifo", ""),
+        ("odd_phase", "no result"),
     ],
 )
 @pytest.mark.timeout(120)
