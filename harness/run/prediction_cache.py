@@ -88,13 +88,15 @@ def key(
     backend = case.place.backend
     workload = plugins.workloads[case.workload]
     strategies = [plugins.strategies[applied.name] for applied in case.strategies]
-    modules = {
+    modules: set[Any] = {
         module
         for hook, items in ((digests.WORKLOADS, [workload]), (digests.STRATEGIES, strategies))
         for item in items
         if (form := item.on.get(backend)) is not None  # none where there is no form for this backend
         for module in digests.deciding(plugins, hook, item.name, form)
     }
+    instruments = plugins.manager.hook.harness_measure.get_hookimpls()  # they see predictions as any other task
+    modules |= {each.plugin for each in instruments}
     written = [_harness(), *sorted(map(code, modules))]
     of = case.model_copy(update={"budget_bytes": None}).digest()
     text = json.dumps([of, written, dict(versions), *map(str, rest)], sort_keys=True)

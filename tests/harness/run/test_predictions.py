@@ -193,6 +193,30 @@ def test_an_edit_of_a_model_of_ones_own_makes_new_predictions(tmp_path: Path) ->
     assert own() != before
 
 
+INSTRUMENT = """
+from harness import hookimpl
+
+
+@hookimpl(wrapper=True)
+def harness_measure(task):
+    record = yield
+    return record.model_copy(update={"extra": {"counted": 1}})
+"""
+
+
+def test_with_another_instrument_predictions_are_made_anew(tmp_path: Path) -> None:
+    """What it notes of a prediction is stored with it."""
+    path = tmp_path / "mine.py"
+    (case,) = cases(1)
+    keys = [prediction_cache.key(case, LOADED, {})]
+    for text in (INSTRUMENT, INSTRUMENT.replace("1}", "2}")):
+        path.write_text(text)
+        loaded = plugins.load((str(path),))
+        keys.append(prediction_cache.key(case, loaded, {}))
+        assert prediction_cache.key(case, loaded, {}) == keys[-1]
+    assert len(set(keys)) == 3
+
+
 def test_a_strategy_from_elsewhere_depends_on_the_file_that_registers_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     text = PARTIAL.replace("partial(scaled, 2)", "partial(checkpoint.on_torch, every=2)")
