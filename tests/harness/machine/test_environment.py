@@ -1,6 +1,7 @@
 """What a worker finds: programs that were compiled before, and modules of the folder it runs in or not."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def test_a_worker_imports_from_the_folder_it_runs_in_only_where_the_harness_does
     (tmp_path / "harness" / "__init__.py").write_text("raise ImportError('of somebody else')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
-    case = Case(workload="decoder", shape=SHAPE, place="torch/cpu", corpus="drawn", tokenizer="none")
-    task = Task(kind="predict", cases=(case,), run_id="folder", parent=os.getpid(), folder="")
-    (record,) = runner.run(task, 1, 120.0)
-    assert record.status == "ok" and record.prediction.predicted_peak_bytes, record
+    env = environment.variables("memory", Place("torch", "cpu"), "run", 1, None)
+    command = [sys.executable, "-m", "harness.records.place"]  # as a worker is started, without what it imports
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "PYTHONSAFEPATH" not in environment.variables("memory", case.place, "run", 1, None)
+    assert "PYTHONSAFEPATH" not in environment.variables("memory", Place("torch", "cpu"), "run", 1, None)
