@@ -17,24 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from harness.backends import torch_convolutions, torch_lstm
 from harness.backends.ledger import Change, Ledger, Maker
 from harness.backends.torch_graph import Graph
 from harness.backends.torch_kernels import CAPACITY, Kernels
 from harness.backends.torch_packing import Packing
 from harness.records.forecast import Standing
-
-RNN_WORKSPACE = 5.2
-"""What the CPU's library keeps of an LSTM for the backward pass, over the bytes of its outputs: a fake one is empty.
-
-An empirical figure in float32: it brings 54.5 MiB predicted of 63.1 measured (one layer of 128) and 170.6 of 209.8
-(four layers) to within 2 %. The nominal workspace is three times that, of which a part is never touched.
-"""
-RNN_PACKS = {torch.ops.aten.mkldnn_rnn_layer.default: 1, torch.ops.aten.mkldnn_rnn_layer_backward.default: 2}
-"""How many times the bytes of an LSTM's weights that library takes beside them while it runs.
-
-Measured of one layer of 1,024, whose weights take 32 MiB: 32 MiB more in the forward pass, 67 MiB in the backward pass.
-Supposedly it has them in an order of its own, and there their gradients as well.
-"""
 
 COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 """Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
@@ -153,12 +141,13 @@ class LiveStorage(TorchDispatchMode):
         self.live += self.kernels.added(func, args, result) + self.packing.added(func, args) + self.graph.added(args)
         if func._schema.name in COPYING:
             self._pass_through(max(leaf.untyped_storage().nbytes() for leaf in args[:2]))
-        if func is torch.ops.aten.mkldnn_rnn_layer.default:
-            outputs, *_, workspace = result
-            self._count(workspace, int(RNN_WORKSPACE * outputs.untyped_storage().nbytes()))
+        if func is torch_lstm.FORWARD and torch.is_grad_enabled():
+            self._count(result[3], torch_lstm.kept(args))
         self._count_all(result)
-        if packs := RNN_PACKS.get(func):
-            self._pass_through(packs * sum(weight.untyped_storage().nbytes() for weight in args[1:3]))
+        if func is torch_lstm.FORWARD or func is torch_lstm.BACKWARD:
+            self._pass_through(torch_lstm.scratch(func, args))
+        elif func is torch_convolutions.FORWARD or func is torch_convolutions.BACKWARD:
+            self._pass_through(torch_convolutions.scratch(func, args, result))
 
     def _count_all(self, result: Any) -> None:
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
