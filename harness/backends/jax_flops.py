@@ -38,7 +38,7 @@ def _of(program: Jaxpr, times: int) -> Iterator[Operations]:
         name = equation.primitive.name
         inner = list(_programs(equation))
         if inner:
-            turns = times * int(equation.params.get("length", 1)) if name == "scan" else times
+            turns = times * (_counted(equation) if name == "while" else int(equation.params.get("length", 1)))
             if name == "cond":  # it takes one of its branches: the larger is counted
                 inner = [max(inner, key=lambda one: sum(operations.flops for operations in _of(one, 1)))]
             for one in inner:
@@ -57,6 +57,33 @@ def _of(program: Jaxpr, times: int) -> Iterator[Operations]:
         first: Any = equation.invars[0].aval if equation.invars else None
         dtype = str(getattr(first, "dtype", ""))
         yield Operations(dtype, times * _flops(equation), times * moved)
+
+
+def _counted(equation: Any) -> int:
+    """Return how often a loop runs that counts by a known number up to another; 1 where other values decide."""
+    condition, body = (equation.params[f"{part}_jaxpr"].jaxpr for part in ("cond", "body"))
+    asked, body_at = (equation.params[f"{part}_nconsts"] for part in ("cond", "body"))
+    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name not in ("lt", "gt"):
+        return 1
+    compared = condition.eqns[0].invars
+    counter, end = compared if condition.eqns[0].primitive.name == "lt" else reversed(compared)
+    if isinstance(counter, Literal) or condition.invars.index(counter) < asked:
+        return 1
+    before, first = body.invars[body_at:], equation.invars[asked + body_at :]
+    at = condition.invars.index(counter) - asked
+    if not isinstance(end, Literal):
+        place = condition.invars.index(end) - asked
+        if place < 0:
+            end = equation.invars[place + asked]
+        elif body.outvars[place] is before[place]:
+            end = first[place]
+    added = [each.invars for each in body.eqns if each.primitive.name == "add" and body.outvars[at] in each.outvars]
+    steps = [value for pair in added if before[at] in pair for value in pair if isinstance(value, Literal)]
+    numbers = [int(each.val) for each in (first[at], end, *steps) if isinstance(each, Literal)]
+    if len(numbers) != 3 or numbers[2] <= 0:
+        return 1
+    start, stop, step = numbers
+    return max(0, -(-(stop - start) // step))
 
 
 def _programs(equation: Any) -> Iterator[Jaxpr]:

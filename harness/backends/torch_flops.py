@@ -4,6 +4,7 @@ Products and attention are counted by the formulae of `torch.utils.flop_counter`
 reads and writes. A view moves nothing, nor does a question about a tensor, and a gather reads only what it takes.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select}
 UNTOUCHED = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.empty_permuted, aten._unsafe_view,
 }  # fmt: skip
-IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
+VECTORS = {aten.mv: 0, aten.addmv: 1, aten.dot: 0, aten.vdot: 0, aten.addr: 0}
+"""Products with a vector, and where the array stands of which each element is multiplied once."""
+IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm, aten.addmv_: aten.addmv}
 ATTENTION = {
     getattr(aten, f"_scaled_dot_product_{kernel}{way}"): places
     for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
@@ -73,6 +76,10 @@ class Work(TorchDispatchMode):
         elif str(packet) == CHUNKED_LOSS:
             (n, D), V = args[0].shape, len(args[1])
             flops = 3 * 2.0 * n * V * D
+        elif IN_PLACE.get(packet, packet) in VECTORS:
+            flops = 2.0 * args[VECTORS[IN_PLACE.get(packet, packet)]].numel()
+        elif packet is aten._trilinear:
+            flops = _trilinear(*args)
         elif (formula := flop_registry.get(IN_PLACE.get(packet, packet))) is not None:
             flops = float(formula(*args, **kwargs, out_val=result))
         kind = str(read[0].dtype if read else "").removeprefix("torch.")
@@ -86,6 +93,23 @@ def _attention(func: Any, args: Any, kwargs: Any) -> float:
     named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
     B, H, T, K = query.shape
     return products * 2.0 * B * H * T * key.shape[2] * K / (2 if named.get("is_causal") else 1)
+
+
+def _trilinear(one: Any, two: Any, three: Any, *axes: Any) -> float:
+    """Count the two products of a bilinear layer or one of its gradients.
+
+    The first three `axes` say where each array gets one of length 1, the fourth over which is summed: already by the
+    first product where the third array has none.
+    """
+    shapes = []
+    for array, inserted in zip((one, two, three), axes, strict=False):
+        shape = list(array.shape)
+        for axis in sorted(inserted):
+            shape.insert(axis, 1)
+        shapes.append(shape)
+    first = [max(pair) for pair in zip(*shapes[:2], strict=True)]
+    left = [1 if axis in axes[3] and shapes[2][axis] == 1 else size for axis, size in enumerate(first)]
+    return 2.0 * (math.prod(first) + math.prod(map(max, left, shapes[2])))
 
 
 def _changed(func: Any, args: Any) -> list[torch.Tensor]:

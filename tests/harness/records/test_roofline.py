@@ -93,8 +93,47 @@ def test_products_of_groups_and_of_an_lstm_are_counted():
     assert flops(made.taken()) == 2 * 5 * 4 * (4 * 8) * (16 + 8)
 
 
+def test_products_with_vectors_and_of_a_bilinear_layer_are_counted():
+    matrix, vector, other = torch.ones(4, 6), torch.ones(6), torch.ones(4)
+    assert flops(counted(lambda: matrix @ vector)) == flops(counted(lambda: torch.addmv(other, matrix, vector))) == 48
+    assert flops(counted(lambda: vector @ vector)) == 12
+    assert flops(counted(lambda: torch.addr(matrix, other, vector))) == 48
+    layer, a, b = torch.nn.Bilinear(3, 5, 7), torch.ones(11, 3, requires_grad=True), torch.ones(11, 5)
+    once, then = 2 * 11 * 7 * 3 * 5, 2 * 11 * 7 * 5
+    assert flops(counted(lambda: layer(a, b))) == once + then
+    of_weight = 2 * 11 * 7 * 3 + once
+    assert flops(counted(lambda: layer(a, b).sum().backward())) == once + then + of_weight + once + 2 * 11 * 3 * 5
+
+
 def program(function, *arrays):
     return work(jax.make_jaxpr(function)(*arrays))
+
+
+def counting(start, end, step):
+    def multiplied(x, w, last):
+        end_of = last if end is None else end
+        return jax.lax.while_loop(lambda c: c[0] < end_of, lambda c: (step + c[0], c[1] @ w), (start, x))[1]
+
+    return multiplied
+
+
+@pytest.mark.parametrize(("start", "end", "step", "turns"), [(0, 7, 1, 7), (1, 8, 3, 3), (9, 7, 1, 0), (0, None, 1, 1)])
+def test_a_loop_in_jax_that_counts_runs_as_often_as_it_counts(start, end, step, turns):
+    x = jnp.ones((4, 4))
+    assert flops(program(counting(start, end, step), x, x, 5)) == turns * 2 * 4**3
+
+
+def test_a_loop_in_jax_whose_bound_is_carried_is_counted():
+    x = jnp.ones((4, 4))
+    assert (
+        flops(
+            program(
+                lambda x: jax.lax.while_loop(lambda c: c[1] > c[0], lambda c: (c[0] + 2, c[1], c[2] @ x), (0, 6, x)), x
+            )
+        )
+        == 3 * 2 * 4**3
+    )
+    assert flops(program(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ x, x), x)) == 2 * 4**3
 
 
 def test_convolutions_and_products_of_groups_in_jax_are_counted():
