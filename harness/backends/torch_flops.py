@@ -79,7 +79,7 @@ class Work(TorchDispatchMode):
         elif IN_PLACE.get(packet, packet) in VECTORS:
             flops = 2.0 * args[VECTORS[IN_PLACE.get(packet, packet)]].numel()
         elif packet is aten._trilinear:
-            flops = _trilinear(*args)
+            flops = 2.0 * sum(map(math.prod, trilinear(*args)[:2]))
         elif (formula := flop_registry.get(IN_PLACE.get(packet, packet))) is not None:
             flops = float(formula(*args, **kwargs, out_val=result))
         kind = str(read[0].dtype if read else "").removeprefix("torch.")
@@ -95,8 +95,8 @@ def _attention(func: Any, args: Any, kwargs: Any) -> float:
     return products * 2.0 * B * H * T * key.shape[2] * K / (2 if named.get("is_causal") else 1)
 
 
-def _trilinear(one: Any, two: Any, three: Any, *axes: Any) -> float:
-    """Count the two products of a bilinear layer or one of its gradients.
+def trilinear(one: Any, two: Any, three: Any, *axes: Any) -> tuple[list[int], list[int], list[int]]:
+    """Return the lengths of the axes of both products of a bilinear layer or its gradient, and of what is between them.
 
     The first three `axes` say where each array gets one of length 1, the fourth over which is summed: already by the
     first product where the third array has none.
@@ -109,7 +109,7 @@ def _trilinear(one: Any, two: Any, three: Any, *axes: Any) -> float:
         shapes.append(shape)
     first = [max(pair) for pair in zip(*shapes[:2], strict=True)]
     left = [1 if axis in axes[3] and shapes[2][axis] == 1 else size for axis, size in enumerate(first)]
-    return 2.0 * (math.prod(first) + math.prod(map(max, left, shapes[2])))
+    return first, list(map(max, left, shapes[2])), left
 
 
 def _changed(func: Any, args: Any) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ moments and what autograd saves are storages like any other. Beside them stand a
 libraries of the CPU keep.
 """
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.backends import torch_convolutions, torch_lstm
 from harness.backends.ledger import Change, Ledger, Maker
+from harness.backends.torch_flops import trilinear
 from harness.backends.torch_graph import Graph
 from harness.backends.torch_kernels import CAPACITY, Kernels
 from harness.backends.torch_packing import Packing
@@ -36,6 +38,8 @@ INTO_ZEROS = {
 }
 """How autograd writes the gradient of a gather, a sort, a selection or a largest value into zeros: without a mode it
 does so in place."""
+ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+BILINEAR = torch.ops.aten._trilinear.default
 ENGINE = "_engine_run_backward"
 """The function of torch that calls autograd: operators whose caller it is are autograd's own."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
@@ -148,6 +152,11 @@ class LiveStorage(TorchDispatchMode):
             self._pass_through(torch_lstm.scratch(func, args))
         elif func is torch_convolutions.FORWARD or func is torch_convolutions.BACKWARD:
             self._pass_through(torch_convolutions.scratch(func, args, result))
+        elif func is ATTENTION_BACKWARD and not _lies_by_token(args[0]):
+            self._pass_through(args[0].nbytes)
+        elif func is BILINEAR:  # one after the other along the second axis
+            _, _, (rows, _, *others) = trilinear(*args)
+            self._pass_through(rows * math.prod(others) * args[0].element_size())
 
     def _count_all(self, result: Any) -> None:
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
@@ -250,6 +259,12 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     places = (tensor.crow_indices(), tensor.col_indices()) if rows else (tensor.ccol_indices(), tensor.row_indices())
     return *places, tensor.values()
+
+
+def _lies_by_token(gradient_BHTK: torch.Tensor) -> bool:
+    """Return whether a gradient of attention lies [B, T, H, K] in memory: in another order it is copied."""
+    _, H, T, K = gradient_BHTK.shape
+    return gradient_BHTK.stride() == (T * H * K, K, H * K, 1)
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the CPU's libraries take of an LSTM and of convolutions is what is predicted of them."""
+"""What the CPU's libraries take of a layer is what is predicted of them."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def peaks() -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has another library")
-@pytest.mark.parametrize("kind", ["lstm", "convolution"])
+@pytest.mark.parametrize("kind", ["lstm", "bilinear", "attention", "convolution"])
 def test_a_layer_takes_what_is_predicted(kind: str) -> None:
     if kind == "convolution" and processor.is_wide():
         pytest.skip("convolutions were measured with vectors of 256 bits alone")
@@ -33,6 +33,6 @@ def test_a_layer_takes_what_is_predicted(kind: str) -> None:
     off = {
         name: (measured, predicted)
         for name, (measured, predicted) in of_kind.items()
-        if predicted != pytest.approx(measured, rel=0.03, abs=4 << 20)
+        if predicted != pytest.approx(measured, rel=0.03, abs=3 << 20)
     }
-    assert not off and len(of_kind) >= 5
+    assert of_kind and not off

@@ -29,6 +29,42 @@ def convolution(channels=CHANNELS, outputs=CHANNELS, kernel=3, places=(16384,), 
     return made
 
 
+def bilinear():
+    return Both(), torch.ones(4096, 64, requires_grad=True)
+
+
+def attention(by_token):
+    def made():
+        x = torch.ones(32, 256, 4, 128) if by_token else torch.ones(32, 4, 256, 128)
+        return Attention(by_token), x.requires_grad_()
+
+    return made
+
+
+class Attention(nn.Module):
+    """Attention of an array to itself, whose result lies as the array does: [B, T, H, K] or [B, H, T, K]."""
+
+    def __init__(self, by_token):
+        super().__init__()
+        self.by_token = by_token
+
+    def forward(self, x):
+        heads = x.transpose(1, 2) if self.by_token else x
+        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return attended.transpose(1, 2) if self.by_token else attended.contiguous()
+
+
+class Both(nn.Module):
+    """A bilinear layer of an array and itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Bilinear(64, 64, 64)
+
+    def forward(self, x):
+        return self.layer(x, x)
+
+
 SQUARE = (128, 128)
 CASES = {
     "lstm": lstm(256, 256, 64, 64),
@@ -36,6 +72,9 @@ CASES = {
     "lstm of a large batch": lstm(256, 256, 64, 128),
     "lstm of two layers": lstm(128, 256, 64, 64, num_layers=2),
     "lstm of two directions": lstm(256, 256, 64, 64, bidirectional=True),
+    "attention by token": attention(True),
+    "attention by head": attention(False),
+    "bilinear": bilinear,
     "convolution": convolution(),
     "convolution to more channels": convolution(outputs=2 * CHANNELS),
     "convolution of few channels": convolution(3),
