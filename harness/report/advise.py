@@ -19,7 +19,7 @@ from harness.report.plan import basis, grid
 from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, mib, titles, told_apart
 from harness.suite.units import shown
-from harness.verbs.advise import Advice, are_timed, of_predictions, preference
+from harness.verbs.advise import Advice, of_predictions, preference
 from harness.verbs.machine import Machine
 from harness.verbs.plan import PlanRow, need, row_of
 from harness.verbs.remedies import leanest, none_fits, shortfall
@@ -153,8 +153,7 @@ def _sentence(advice: Advice) -> str:
     if advice.rows:
         return _measured_sentence(advice, count)
     row, plain = advice.chosen, advice.predicted[0]
-    best = "fastest" if are_timed([each for each in advice.predicted if each.fits]) else "plainest"
-    sentence = f"Use **{escaped(row.case.label)}**: of {count} it is predicted to be the {best} that fits"
+    sentence = f"Use **{escaped(row.case.label)}**: of {count} it is predicted to be the {advice.word} that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
     sentence += f" and of at most {shown(row.at_most_bytes)}" if row.at_most_bytes is not None else ""

@@ -8,15 +8,19 @@ from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, mib, phase_name, sureness, titles_of
 from harness.suite.units import shown
-from harness.verbs.plan import TIMED, PlanRow, beyond_host
+from harness.verbs.advise import of_predictions
+from harness.verbs.plan import TIMED, PlanRow, beyond_host, need
 from harness.verbs.remedies import Remedy, all_too_large, shortfall
 
-HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
-ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")
-ROUGH = (
-    "- step time: shown only where its operators were timed on this machine while nothing else ran; each plan times "
-    "some more"
-)
+HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "answer", "fits")
+ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left", "left")
+UNTIMED = {
+    "torch": "- step time: shown only where its operators were timed on this machine while nothing else ran; each plan "
+    "times some more",
+    "jax": "- step time: not known in JAX, which compiles a step whole, so that no operator is timed alone: `harness "
+    "run` times steps",
+}
+"""Why rows have no time of a step, by backend."""
 UNBOUNDED = (
     "- without a bound: too few cases of this kind were measured, or its data decide; "
     "what fits is judged by the prediction"
@@ -50,6 +54,8 @@ def _table(rows: Sequence[PlanRow], title: str, named_by: Mapping[str, str]) -> 
         pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
         if all_too_large(rows):
             pieces.append(f"{escaped(shortfall(rows))}.{_effects(rows)}")
+        else:
+            pieces += _change(rows)
     return "\n\n".join(pieces) + "\n"
 
 
@@ -73,6 +79,16 @@ def _whose_room(row: PlanRow) -> str:
         return f"{escaped(row.case.label)}:"
     shared = "they share the host, so each" if row.case.place.device == "cpu" else "each"
     return f"on {row.case.ranks} ranks: {shared}"
+
+
+def _change(rows: Sequence[PlanRow]) -> list[str]:
+    """Return which row to take where the baseline does not fit and others do; nothing elsewhere."""
+    best = of_predictions(rows)
+    if best.chosen is None or best.chosen.case.is_baseline or rows[0].fits is not False:
+        return []
+    answer = best.chosen.prediction.declared_answer
+    what = f"it takes {need(best.chosen)}" + (f", and its answer is {answer}" if answer else "")
+    return [f"The baseline does not fit; the {best.word} that does is **{escaped(best.chosen.case.label)}**: {what}."]
 
 
 def halved(remedies: Sequence[Remedy]) -> str:
@@ -100,6 +116,7 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
         f"{peak / floor:.1f}" if peak and floor else "",
         f"{peak / other.peak_bytes:.2f} x" if peak and other and other.peak_bytes else "",
         f"{ratio:.2f} x" if ratio else "",
+        row.prediction.declared_answer or "" if other else "",
         "" if row.fits is None else "yes" if row.fits else "NO",
     )
 
@@ -109,7 +126,7 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks += [f"- {escaped(row.case.label)}: {with_code(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
     if any(row.seconds and row.timed < TIMED for row in rows):
-        remarks.append(ROUGH)
+        remarks.append(UNTIMED[rows[0].case.place.backend])
     return ["\n".join(remarks)] if remarks else []
 
 

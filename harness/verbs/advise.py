@@ -56,6 +56,11 @@ class Advice:
         """The label of the one to use."""
         return None if self.chosen is None else self.chosen.case.label
 
+    @property
+    def word(self) -> str:
+        """What is chosen of those that are predicted to fit: the fastest, or where times are rough the plainest."""
+        return "fastest" if are_timed([row for row in self.predicted if row.fits]) else "plainest"
+
 
 def front(rows: Sequence[PlanRow]) -> list[PlanRow]:
     """Return the rows that no other beats in both predicted peak and predicted time, the fastest first."""

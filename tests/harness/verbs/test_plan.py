@@ -824,10 +824,48 @@ def test_ratios_of_a_plan_are_to_its_baseline_and_what_saves_most_comes_first() 
     lines = [line for line in table(rows(205)).splitlines() if line.startswith("|")]
     _, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells == [
-        ["baseline", "200", "", "", "4.0", "", "", "yes"],
-        ["`fused_loss`", "150", "", "", "3.0", "0.75 x", "0.90 x", "yes"],
-        ["`checkpoint`", "100", "", "", "2.0", "0.50 x", "1.25 x", "yes"],
-        ["`adam_mini`", "210", "", "", "4.2", "1.05 x", "1.00 x", "NO"],
+        ["baseline", "200", "", "", "4.0", "", "", "", "yes"],
+        ["`fused_loss`", "150", "", "", "3.0", "0.75 x", "0.90 x", "", "yes"],
+        ["`checkpoint`", "100", "", "", "2.0", "0.50 x", "1.25 x", "", "yes"],
+        ["`adam_mini`", "210", "", "", "4.2", "1.05 x", "1.00 x", "", "NO"],
     ]
     effects = "In order of effect: checkpoint saves 100 MiB, fused_loss saves 50 MiB."
     assert effects in table(rows(90)) and "In order of effect" not in table(rows(205))
+
+
+def declaring(name: str, peak: int, answer: str) -> PlanRow:
+    """Return a row for a card that is not here, so that it has no time, whose strategies declare an answer."""
+    return replace(seen(name, peak, None), prediction=Prediction(declared_answer=answer))
+
+
+def test_a_plan_says_of_each_row_what_is_declared_of_its_answer() -> None:
+    rows = [
+        declaring("", 90, "exact"),
+        declaring("checkpoint", 60, "exact"),
+        declaring("bfloat16", 50, "lower_precision"),
+    ]
+    cells = [line.split("|")[-3].strip() for line in table(rows).splitlines() if line.startswith("| ")]
+    assert cells == ["answer", "", "exact", "lower_precision"]
+
+
+def test_a_plan_whose_baseline_is_too_large_names_the_plainest_row_that_fits_without_any_times() -> None:
+    rows = [
+        declaring("", 300, "exact"),
+        declaring("bfloat16", 40, "lower_precision"),
+        declaring("checkpoint+fused_loss", 60, "exact"),
+        declaring("checkpoint", 120, "exact"),
+    ]
+    shown = "the plainest that does is **checkpoint + fused_loss**: it takes 60 B, and its answer is exact."
+    assert f"The baseline does not fit; {shown}" in table(rows)
+    assert "The baseline does not fit" not in table([declaring("", 90, "exact"), *rows[1:]])
+    assert "The baseline does not fit" not in table([rows[0], rows[3]]), "nothing fits, which another sentence says"
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"), [("torch/cpu", "each plan times some more"), ("jax/cpu", "not known in JAX")]
+)
+def test_a_plan_without_times_says_why_by_its_framework(place: str, shown: str) -> None:
+    (line,) = [
+        each for each in table([PlanRow(case(place=place), 1, "", 1, 2, 1.0)]).splitlines() if "step time:" in each
+    ]
+    assert shown in line and ("times some more" in line) is (place == "torch/cpu")
