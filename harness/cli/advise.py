@@ -1,7 +1,6 @@
 """`harness advise`."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +60,6 @@ def command(
             everything,
             predict_only,
             watcher,
-            on_case=partial(watcher.start, "predicted"),
             only=cases.only,
             on_note=note,
         )

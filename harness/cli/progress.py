@@ -3,7 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,6 +23,10 @@ from harness.verdicts import judge
 
 AGAIN = "again"
 """What is counted like a kind of task: memory that is measured again."""
+AT_ONCE_SECONDS = 1.0
+"""Within how many seconds from the begin everything ends that was stored."""
+LINE_SECONDS = 30.0
+"""How often a line says how far predictions are where nobody watches."""
 
 
 class Watcher(bench.Progress):
@@ -56,6 +60,7 @@ class Watcher(bench.Progress):
         self._count()
         self.label = "preparing"
         self.printed: set[str] = set()
+        self.predictions = Countdown("predicted", 0)
 
     def __enter__(self) -> "Watcher":
         self.bar.start()
@@ -78,6 +83,17 @@ class Watcher(bench.Progress):
     def unsupported(self, cases: frozenset[str]) -> None:
         self.pace.unsupported = cases
         self._count()
+
+    def predicting(self, cases: int) -> None:
+        self.predictions = Countdown("predicted", cases)
+        if not self.live and cases:
+            self.console.print(f"predicting {cases} combinations")
+
+    def predicted(self, case: Case) -> None:
+        self.predictions.one_more()
+        if not self.live and self.predictions.is_due():
+            self.console.print(str(self.predictions))
+        self.bar.update(self.id, description=visible(f"{self.predictions}: {case.place} {case.label}"))
 
     def begin(self, slots: Sequence[Slot], done: int) -> None:
         self.done = done
@@ -187,8 +203,7 @@ class Watcher(bench.Progress):
         """Say how long the open results will take, from what is known since the last one ended."""
         if not self.open:
             return ""
-        seconds = max(1, round(self.ends - time.monotonic()))
-        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds} s left"
+        return _left(self.ends - time.monotonic())
 
     def _seconds(self) -> float:
         """Return how long the open results will take, and what will be measured again of rows near a bound."""
@@ -205,18 +220,53 @@ def _is_watched(console: Console) -> bool:
     return console.is_terminal and console.file.isatty()
 
 
+def _left(seconds: float) -> str:
+    whole = max(1, round(seconds))
+    return f"about {whole / 60:.0f} min left" if whole > 90 else f"about {whole} s left"
+
+
+class Countdown:
+    """How many of so many like tasks are done, and how long the others will take; without a `total` just how many.
+
+    What ends at once was stored, and shows nothing of how long the others take.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done, self.stored = what, total, 0, 0
+        self.began = self.shown = time.monotonic()
+
+    def one_more(self) -> None:
+        """Note that one more has ended now."""
+        self.done += 1
+        if time.monotonic() - self.began < AT_ONCE_SECONDS:
+            self.stored = self.done
+
+    def is_due(self) -> bool:
+        """Check whether it is time for another line where nobody watches."""
+        due = time.monotonic() - self.shown >= LINE_SECONDS
+        self.shown = time.monotonic() if due else self.shown
+        return due
+
+    def __str__(self) -> str:
+        open_, taken = self.total - self.done, self.done - self.stored
+        left = f", {_left(open_ * (time.monotonic() - self.began) / taken)}" if open_ > 0 and taken else ""
+        return f"{self.what} {self.done}" + (f" of {self.total}{left}" if open_ >= 0 else "")
+
+
 @contextmanager
 def counted(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show how many of a known number are done, while somebody watches; give the function that counts one more."""
-    if not _is_watched(console):
-        yield lambda: None
-        return
-    done = 0
-    with console.status(f"{what} 0 of {total}") as status:
+    """Show how many of a known number are done, and how long the others will take; give what counts one more.
+
+    On a terminal that is a line that changes, elsewhere one now and then.
+    """
+    count = Countdown(what, total)
+    with console.status(str(count)) if _is_watched(console) else nullcontext() as status:
 
         def one_more() -> None:
-            nonlocal done
-            done += 1
-            status.update(f"{what} {done} of {total}")
+            count.one_more()
+            if status is not None:
+                status.update(str(count))
+            elif count.is_due():
+                console.print(str(count))
 
         yield one_more

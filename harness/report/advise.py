@@ -42,7 +42,7 @@ def text(answers: Sequence[Advice], strategies: Mapping[str, Strategy] = Mapping
     title_of = titles({(advice.case.comparison_key, ""): advice.case for advice in answers})
     for advice in answers:
         pieces.append(f"## {escaped(title_of[advice.case.comparison_key, ''])}")
-        pieces.append(_sentence(advice))
+        pieces += [_sentence(advice), *_left_out(advice)]
         if advice.rows:
             pieces.append(_measured(advice.rows))
         else:
@@ -55,6 +55,17 @@ def text(answers: Sequence[Advice], strategies: Mapping[str, Strategy] = Mapping
             pieces.append(f"```yaml\nstrategies:\n{_lines(advice.chosen)}{ranks}```")
             pieces += filter(None, [counterparts.of_choice(advice.chosen.case, strategies)])
     return "\n\n".join(pieces) + "\n"
+
+
+def _left_out(advice: Advice) -> list[str]:
+    """Say which strategies were not combined, and which have no prediction, and why."""
+    lines = [f"- left out: {with_code(reason)}" for reason in advice.left_out]
+    unknown: dict[str, list[str]] = {}
+    for row in advice.predicted if any(each.peak_bytes is not None for each in advice.predicted) else ():
+        if row.peak_bytes is None and len(row.case.strategies) < 2:
+            unknown.setdefault(row.reason or "no reason is known", []).append(row.case.label)
+    lines += [f"- no prediction of {escaped(', '.join(labels))}: {with_code(why)}" for why, labels in unknown.items()]
+    return ["\n".join(lines)] if lines else []
 
 
 class Grid(NamedTuple):

@@ -49,6 +49,12 @@ class Progress:
     def timed(self, cases: Collection[str], number: int, members: Collection[str]) -> None:
         """Hear that a round of a comparison begins, and which of its cases, by digest, are still timed."""
 
+    def predicting(self, cases: int) -> None:
+        """Hear how many cases are predicted before any is run; of a search nobody knows it."""
+
+    def predicted(self, case: Case) -> None:
+        """Hear that a case is predicted."""
+
     def begin(self, slots: Sequence[Slot], done: int) -> None: ...
 
     def left(self, slots: Sequence[Slot]) -> None: ...

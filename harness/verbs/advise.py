@@ -1,6 +1,6 @@
 """Choose among combinations of strategies: predict them, measure the most promising few, name the best."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +40,8 @@ class Advice:
 
     `predicted` are all combinations, the baseline first, or those that were tried where it was `searched` for one;
     `front` those that no other beats in both peak and time; `rows` what was measured, and `usable` those of them that
-    may be used, the fastest first; `chosen` the one to use, as it was predicted, None where none will do.
+    may be used, the fastest first; `chosen` the one to use, as it was predicted, None where none will do. `left_out`
+    says which strategies were not combined, and why.
     """
 
     case: Case
@@ -50,6 +51,7 @@ class Advice:
     chosen: PlanRow | None
     usable: tuple[Row, ...] = ()
     searched: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def choice(self) -> str | None:
@@ -95,11 +97,10 @@ def advise(
     everything: bool,
     predict_only: bool,
     progress: bench.Progress,
-    on_case: Callable[[Case], None] = lambda case: None,
     only: str | None = None,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> list[Advice]:
-    """Advise on each comparison of a plan; call `on_case` after each prediction.
+    """Advise on each comparison of a plan.
 
     With `only`, of the strategies whose name contains it. Comparisons in which nothing may be combined are left out,
     and those on another GPU than the one here are not measured: `on_note` gets a sentence on each of their places.
@@ -107,16 +108,18 @@ def advise(
     """
     name, choice = str(plan.path), Choice(plugins, allowed, everything, only, ranks_of(plan))
     combined = [each for each in plan.comparisons if choice.members(each)]
-    for sentence in _left_out(plan, choice, combined):
-        on_note(f"{name}: {sentence}")
+    for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if each not in combined):
+        if combined:
+            on_note(f"{name}: no strategy of it may be combined on {place}: it is left out")
     groups = combined or plan.comparisons
     applied = [choice.demanded(each, name) for each in groups]
     whole = [choice.listed(each, its) for each, its in zip(groups, applied, strict=True)]
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
-    rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
+    progress.predicting(len(in_full.cases))
+    rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, progress.predicted))
 
     def predict(cases: Sequence[Case], seconds: float) -> list[PlanRow]:
-        return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=seconds)
+        return of_cases(cases, plan, plugins, options.plugins, machine, progress.predicted, seconds=seconds)
 
     predicted = [
         next(rows_in_full)
@@ -136,18 +139,13 @@ def advise(
     chosen = [promising(rows) if is_measured(rows[0].case) else [] for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
     return [
-        replace(_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed), searched=group is None)
-        for rows, group in zip(predicted, whole, strict=True)
+        replace(
+            _advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed),
+            searched=group is None,
+            left_out=tuple(choice.excluded(each)),
+        )
+        for rows, group, each in zip(predicted, whole, groups, strict=True)
     ]
-
-
-def _left_out(plan: Plan, choice: Choice, combined: Sequence[Comparison]) -> Iterator[str]:
-    """Say at which places nothing may be combined, and which strategies of the comparisons that are left, and why."""
-    places = dict.fromkeys(each.baseline.place for each in plan.comparisons if each not in combined)
-    for place in places if combined else ():
-        yield f"no strategy of it may be combined on {place}: it is left out"
-    reasons = [f"left out: {reason}" for each in combined for reason in choice.unfit(each)]
-    yield from filter(None, dict.fromkeys([*map(choice.left_out, combined), *reasons]))
 
 
 def _searched(
@@ -164,16 +162,11 @@ def _searched(
         f"{name}: {len(applied)} strategies give more than {MOST} combinations on {baseline.place}: {tried}, and then "
         "the one that saves most added, again and again"
     )
-    patient = Patient(predict)
 
     def on_step(row: PlanRow) -> None:
         on_note(f"so far {row.case.label} {_state(row)}")
 
-    rows = search(baseline, applied, choice.plugins, patient, on_step, choice.ranks)
-    without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
-    if without:
-        on_note(f"{name}: left out, without a prediction in {patient.seconds:.0f} s: {', '.join(without)}")
-    return rows
+    return search(baseline, applied, choice.plugins, Patient(predict), on_step, choice.ranks)
 
 
 def _state(row: PlanRow) -> str:

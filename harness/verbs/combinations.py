@@ -59,13 +59,17 @@ class Choice:
         applied = self.members(comparison)
         if not applied or (self.ranks > 1 and not any(divides(each, self.plugins) for each in applied)):
             chosen = "" if self.only is None else f" whose name contains '{printable(self.only)[:40]}'"
-            why = "; ".join(filter(None, [self.left_out(comparison), *self.unfit(comparison)]))
+            why = "; ".join(self.excluded(comparison))
             remedy = "add some" if self.everything else "add some, or give --all"
             what = "may be combined" if not applied else f"divides the run among {self.ranks} ranks"
             raise SuiteError(f"{name}: no strategy of it{chosen} {what}: {why or remedy}")
         return applied
 
-    def unfit(self, comparison: Comparison) -> list[str]:
+    def excluded(self, comparison: Comparison) -> list[str]:
+        """Say which strategies of a comparison are not combined, and why."""
+        return list(filter(None, [self._inexact(comparison), *self._unfit(comparison)]))
+
+    def _unfit(self, comparison: Comparison) -> list[str]:
         """Say why strategies that a comparison names are no candidates: of all that need several ranks at once."""
         considered = self._considered(comparison, False)
         dividing = dict.fromkeys(each.name for each in considered if self.ranks == 1 and divides(each, self.plugins))
@@ -74,7 +78,7 @@ class Choice:
         several = f"{why}: {', '.join(dividing)}" if dividing else ""
         return list(filter(None, [several, *reasons]))
 
-    def left_out(self, comparison: Comparison) -> str:
+    def _inexact(self, comparison: Comparison) -> str:
         """Say which candidates are left out for their answers, and how to allow them; an empty text where none is."""
         kinds: dict[str, list[str]] = {}
         for applied in self.candidates(comparison):
@@ -82,7 +86,7 @@ class Choice:
                 kinds.setdefault(kind, []).append(applied.name)
         named = ", ".join(name for kind in kinds.values() for name in dict.fromkeys(kind))
         options = " ".join(f"--allow {kind}" for kind in kinds)
-        return named and f"left out, as answers are not exact: {named}; {options} allows them"
+        return named and f"answers are not exact: {named}; {options} allows them"
 
     def listed(self, comparison: Comparison, applied: Sequence[Applied]) -> Comparison | None:
         """Return the comparison with every combination of strategies in it; None where there are too many."""

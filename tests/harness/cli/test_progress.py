@@ -380,3 +380,31 @@ def test_nothing_of_a_suite_or_a_worker_is_obeyed_by_the_terminal(on_terminal: b
         watcher.phase("step\x1b[31m")
         watcher.finish(Record(slot=Slot(case="a", kind="memory")), case)
     assert "targets=a" in lines.getvalue() and "\x1b[31m" not in lines.getvalue()
+
+
+@pytest.mark.parametrize("by", ["a plan", "advice"])
+def test_where_nobody_watches_predictions_say_now_and_then_how_many_there_are(now: list[float], by: str) -> None:
+    """Three were stored and come at once; each other one takes ten seconds."""
+    lines = io.StringIO()
+    console = Console(file=lines, width=200)
+    with progress.Watcher(console, plugins.load()) as watcher, progress.counted(console, "predicted", 10) as one_more:
+        if by == "advice":
+            watcher.predicting(10)
+        for number in range(10):
+            now[0] += 0.0 if number < 3 else 10.0
+            if by == "advice":
+                watcher.predicted(CASE)
+            else:
+                one_more()
+    first = ["predicting 10 combinations"] if by == "advice" else []
+    written = lines.getvalue().splitlines()
+    assert written == [*first, "predicted 6 of 10, about 40 s left", "predicted 9 of 10, about 10 s left"]
+
+
+def test_on_a_terminal_a_line_says_how_many_combinations_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Stream(True)
+    with progress.Watcher(screen.console(), plugins.load()) as watcher:
+        watcher.predicting(2)
+        watcher.predicted(CASE)
+    assert "predicted 1 of 2: torch/cpu baseline" in screen.getvalue()

@@ -324,3 +324,9 @@ def test_what_each_member_of_the_choice_saves_is_what_it_would_take_without_it()
     )
     saved = "checkpoint saves 8 GiB, 1.50 x the time; fused_loss saves 16 GiB, 1.25 x the time"
     assert f"\nAs predicted, {saved}.\n" in shown
+
+
+def test_strategies_without_a_prediction_are_named_with_the_reason() -> None:
+    rows = [predicted("", 60), predicted("checkpoint", 30), predicted("bfloat16", None), predicted("cut_loss", None)]
+    shown = text([of_predictions([row_of(*each, Machine(host_bytes=100 * GIB)) for each in rows])])
+    assert "\n- no prediction of bfloat16, cut_loss: its data is not declared\n" in shown
