@@ -41,7 +41,7 @@ def command(
     out.print(text(changes, notes, everything), end="")
     failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
     if failing:
-        note(f"harness: figures that became worse than --fail-on allows: {len(failing)}")
+        note(f"harness: figures that became worse than --fail-on allows, or were not measured: {len(failing)}")
         raise typer.Exit(1)
 
 

@@ -9,11 +9,11 @@ from tabulate import tabulate
 from harness.records import Case
 from harness.report.text import escaped, row_name
 from harness.report.words import Key, mib, titles
-from harness.verbs.compare import BETTER, NEW, SAME, UNRESOLVED, WORSE, Change
+from harness.verbs.compare import BETTER, NEW, SAME, UNMEASURED, UNRESOLVED, WORSE, Change
 
 HEADERS = ("case", "figure", "before", "after", "change", "verdict")
 ALIGNED = ("left", "left", "right", "right", "right", "left")
-ORDER = (WORSE, UNRESOLVED, NEW, BETTER, SAME)
+ORDER = (WORSE, UNRESOLVED, NEW, BETTER, SAME, UNMEASURED)
 Group = tuple[str, str, str]
 """What stands under one heading: a suite, a machine and a comparison, by its key."""
 
@@ -22,13 +22,18 @@ def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = Fal
     """Write what differs, the worst first, under a sentence that counts it; with `everything` what stayed as well."""
     counts = Counter(change.verdict for change in changes)
     added = f" New rows: {counts[NEW]}." if counts[NEW] else ""
-    figures = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if verdict != NEW)
-    pieces = [f"Of {len(changes) - counts[NEW]} figures: {figures}.{added}"]
+    judged = [verdict for verdict in ORDER if verdict not in (NEW, UNMEASURED)]
+    figures = ", ".join(f"{counts[verdict]} {verdict}" for verdict in judged)
+    pieces = [f"Of {sum(counts[verdict] for verdict in judged)} figures: {figures}.{added}"]
+    if counts[UNMEASURED]:
+        pieces.append(
+            f"The new run did not measure times: {counts[UNMEASURED]} rows are compared by memory and answer alone."
+        )
     if notes:
         pieces.append("\n".join(f"- {escaped(note)}" for note in notes))
     groups: dict[Group, list[Change]] = {}
     for change in changes:
-        if everything or change.verdict != SAME:
+        if everything or change.verdict not in (SAME, UNMEASURED):
             groups.setdefault((change.suite, change.machine, change.case.comparison_key), []).append(change)
     title_of = _titles(groups, changes)
     for group, members in groups.items():

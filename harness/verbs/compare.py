@@ -21,6 +21,8 @@ LEAST_PROCESSES = 3
 Key = tuple[str, str, str]
 """What a row is of: the suite, the machine and the case, by its digest."""
 BETTER, WORSE, SAME, UNRESOLVED, NEW = "better", "worse", "same", "unresolved", "new"
+UNMEASURED = "not measured"
+"""The verdict on a time of a suite of which the new run timed nothing, as with `--rounds 0`."""
 OF_WORD = {"faster": BETTER, "slower": WORSE, "within 5 %": SAME}
 """The verdict on a change of time, by the word that the clock has for its interval."""
 
@@ -35,8 +37,8 @@ class Change:
     and `interval` where it lies, where that was inferred.
 
     `figure` is peak (bytes), time, answer, status, missing, or row for a case that the old run lacks; `verdict` better,
-    worse, same, unresolved, or new for that. A time is a multiple of its own run's baselines, of these themselves the
-    seconds of a step, with its unit.
+    worse, same, unresolved, not measured, or new for that. A time is a multiple of its own run's baselines, of these
+    themselves the seconds of a step, with its unit.
     `suite` and `machine` are those of the new run, where it has the case or others of that machine.
     """
 
@@ -86,8 +88,8 @@ class Condition:
         return cls(word or figure, float(share) / 100 if share else 0.0)
 
     def met(self, change: Change) -> bool:
-        """Return whether a change is one of those to fail on."""
-        if change.figure != self.figure or change.verdict != WORSE:
+        """Return whether a change is one of those to fail on; what nobody measured passes for nothing."""
+        if change.figure != self.figure or change.verdict not in (WORSE, UNMEASURED):
             return False
         return change.ratio is None or change.ratio > 1 + self.above
 
@@ -104,11 +106,12 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
     covered, known = set(map(_without_machine, pairs)), set(map(_without_machine, partners))
     moved = {key[:2]: other[:2] for key, other in pairs.items()}
     there = _suites(new) | {suite for suite, _, _ in pairs}
+    timed = _suites(key for key, row in new.items() if _seconds(row))
     changes: list[Change] = []
     for key, row in old.items():
         suite, machine, case = key
         if key in pairs:
-            changes += _placed(_of_case(row, new[pairs[key]]), pairs[key][:2])
+            changes += _placed(_of_case(row, new[pairs[key]], pairs[key][0] in timed), pairs[key][:2])
         elif suite in there and (suite, case) not in covered:
             lost = Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it")
             changes += _placed([lost], moved.get((suite, machine), (suite, machine)))
@@ -221,7 +224,8 @@ def _alone(keys: Collection[Key], same: Callable[[Key], object]) -> dict[object,
     return {same(key): key for key in keys if counts[same(key)] == 1}
 
 
-def _of_case(old: Row, new: Row) -> Iterator[Change]:
+def _of_case(old: Row, new: Row, timed: bool) -> Iterator[Change]:
+    """Yield the changes of a row; `timed` says whether the new run timed anything of its suite."""
     if old.status != new.status:
         verdict = WORSE if old.status == "ok" else BETTER if new.status == "ok" else UNRESOLVED
         yield Change(old.case, "status", old.status, new.status, verdict, reason=next(iter(new.reasons), ""))
@@ -236,7 +240,9 @@ def _of_case(old: Row, new: Row) -> Iterator[Change]:
         yield _of_peaks(old, new) if known else _lost(old, new, "peak", old.peak_bytes)
     if before := _seconds(old):
         after = _seconds(new)
-        yield _of_times(old, new, before, after) if after else _lost(old, new, "time", _milliseconds(before))
+        lost = _lost(old, new, "time", _milliseconds(before))
+        untimed = new.status == "ok" and not timed
+        yield _of_times(old, new, before, after) if after else replace(lost, verdict=UNMEASURED) if untimed else lost
 
 
 def _gained(row: Row) -> Change:

@@ -216,13 +216,32 @@ def test_a_wrong_answer_is_worse_than_none(status):
 )
 def test_a_figure_that_is_lost_is_worse_and_fails_a_build(figure, lost):
     old, new = row(), replace(row(**lost), answer_reason="the untouched workload gave no reference")
+    other = row("checkpoint")  # which is timed in both runs
     (change,) = (
-        each for each in compare([Comparison(old.case, (old,))], [Comparison(new.case, (new,))]) if each.after is None
+        each
+        for each in compare([Comparison(old.case, (old, other))], [Comparison(new.case, (new, other))])
+        if each.after is None
     )
     assert change.verdict == "worse" and Condition.parse(figure).met(change)
     assert change.reason == ("the untouched workload gave no reference" if figure == "answer" else change.reason) != ""
     assert "worse (" in changed.text([change], [])
     assert verdicts(new, old).get(change.figure) is None, "a figure that is new is no loss"
+
+
+def test_rows_of_a_run_without_times_are_compared_by_memory_and_answer_alone():
+    rows = row(), row("checkpoint")
+    untimed = row(rounds=()), row("checkpoint", rounds=(), peak=50 * MIB)
+    changes = compare([Comparison(case(), rows)], [Comparison(case(), untimed)])
+    shown = changed.text(changes, [])
+    assert shown.startswith(
+        "Of 4 figures: 0 worse, 0 unresolved, 1 better, 3 same.\n\nThe new run did not measure times: 2 "
+    )
+    assert "| time" not in shown and "| time" in changed.text(changes, [], everything=True)
+    assert any(Condition.parse("time>10%").met(each) for each in changes), "a build that asks for times has none"
+    stopped = compare(
+        [Comparison(case(), rows)], [Comparison(case(), (untimed[0], row("checkpoint", rounds=(), status="crash")))]
+    )
+    assert [each.verdict for each in stopped if each.figure == "time"] == ["not measured", "worse"]
 
 
 @pytest.mark.parametrize(
