@@ -121,12 +121,22 @@ class Cases:
 
 @dataclass(frozen=True)
 class Room:
-    """What cases must fit: this machine, but for what the options replace, and a budget for each."""
+    """What cases must fit: this machine, but for what the options replace, and a budget for each.
+
+    Raises Refusal for a size that is none and for an unknown card, before anything is shown.
+    """
 
     budget: BudgetOption = None
     memory: MemoryOption = None
     gpu_memory: GpuMemoryOption = None
     card: GpuOption = None
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "memory", "gpu_memory"):
+            if (text := getattr(self, name)) is not None:
+                size(text, name.replace("_", " "))
+        if self.card is not None:
+            card_of(self.card, "--gpu")
 
     @property
     def on_gpu(self) -> bool:
@@ -134,7 +144,7 @@ class Room:
         return self.gpu_memory is not None or self.card is not None
 
     def machine(self, places: Sequence[Place]) -> Machine:
-        """Return the machine that cases must fit, with the rates of places; raise Refusal for an unknown card."""
+        """Return the machine that cases must fit, with the rates of places."""
         card = None if self.card is None else card_of(self.card, "--gpu")
         return this_machine((), cache_folder()).supposing(self.memory, self.gpu_memory, card).rated(places)
 

@@ -76,8 +76,11 @@ def selected(plan: Plan, places: list[str] | None, only: str | None, where: str 
     chosen = replace(plan, comparisons=tuple(comparisons))
     if only is None:
         return chosen
-    if not any(only in case.label for case in chosen.cases):
-        raise SuiteError(f"{where}: no strategy's name contains '{only}': see its list, or `harness list`")
+    labels = dict.fromkeys(case.label for case in chosen.cases)
+    if not any(only in label for label in labels):
+        near = nearest(only, labels)
+        remedy = near if near.endswith("?") else ": see its list, or `harness list`"
+        raise SuiteError(f"{where}: no strategy's name contains '{only}'{remedy}")
     return chosen.having(lambda case: only in case.label)
 
 

@@ -365,8 +365,9 @@ class _Reader:
             raise self.refusal(location, "the baseline is a row of every comparison by itself: leave it out")
         if strategy is None:
             known = nearest(name, self.plugins.strategies)
-            elsewhere = "" if "did you mean" in known else "; one of a plugin needs `--plugin FILE`"
-            raise self.refusal(location, f"there is no strategy '{name}'{known}{elsewhere}")
+            elsewhere = " One" if known.endswith("?") else "; one"
+            known += f"{elsewhere} of a plugin needs `--plugin FILE`"
+            raise self.refusal(location, f"there is no strategy '{name}'{known}")
         if (misfit := strategy.misfit(workload)) is not None:
             raise self.refusal(location, f"{misfit}: leave it out, or choose another workload")
         for knobs in _turns(self.listed(values or {}, location, {})):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.contract.plugins import Plugins
+from harness.contract.plugins import Plugins, nearest, printable
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
 from harness.records.record import OUT_OF_MEMORY, refusal_of
@@ -218,9 +218,9 @@ def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None 
         if isinstance(value, bool) or not isinstance(value, int):
             sizes = [name for name, size in case.shape.items() if isinstance(size, int) and not isinstance(size, bool)]
             what = "is not a whole number" if over in case.shape else "is not a size"
-            raise SuiteError(
-                f"{plan.path}: '{over}' {what} of the workload '{case.workload}': use one of {', '.join(sizes)}"
-            )
+            near = nearest(over, sizes) if over not in case.shape else ""
+            remedy = near if near.endswith("?") else f": use one of {', '.join(sizes)}"
+            raise SuiteError(f"{plan.path}: '{printable(over)[:40]}' {what} of the workload '{case.workload}'{remedy}")
         if case.is_control:
             continue
         asked = case.budget_bytes if budget is None else budget

@@ -396,6 +396,15 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "charts of no pictures": (results_of_nobody, "report results -k loss", ["-k", "give --pictures FOLDER"]),
     "rows of no suite": (nothing, "doctor -k loss", ["-k", "goes with --limits SUITE"]),
     "commits of no repository": (fine_suite, "bisect small.yaml --good HEAD", ["no repository of git here"]),
+    "a row that is nearly there": (fine_suite, "plan small.yaml -k nothign", ["contains 'nothign'", "mean 'nothing'?"]),
+    "a strategy of a plugin": (
+        misspelt,
+        "plan small.yaml",
+        ["did you mean 'nothing'? One of a plugin needs `--plugin"],
+    ),
+    "a misspelt size": (fine_suite, "fit small.yaml --over token", ["'token' is not a size", "did you mean 'tokens'?"]),
+    "a misspelt card": (nothing, "plan --model gpt2 --gpu rtx409", ["no card 'rtx409'; did you mean 'rtx4090'?"]),
+    "a misspelt budget": (nothing, "plan --model gpt2 --budget eight", ["budget: 'eight' is not a size"]),
     "a size with gaps": (fine_suite, "fit small.yaml --over width --predict-only", ["width", "takes 34 but not 33"]),
 }
 
