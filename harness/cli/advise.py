@@ -11,7 +11,7 @@ from harness.cli.groups import together
 from harness.cli.inputs import Cases, Room, among_all
 from harness.cli.options import PredictOnlyOption, ResultsOption
 from harness.cli.progress import Watcher
-from harness.cli.screen import err, note, out
+from harness.cli.screen import err, note, out, show
 from harness.contract import plugins
 from harness.contract.strategy import DECLARED
 from harness.report.advise import text
@@ -63,7 +63,7 @@ def command(
             only=cases.only,
             on_note=note,
         )
-    out.print(text(advice, loaded.strategies), end="")
+    show(text(advice, loaded.strategies))
     if not everything and any(all_too_large(each.predicted) for each in advice):
         out.print(f"\n{among_all(cases, room)}")
     if save:

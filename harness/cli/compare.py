@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.inputs import results_of
-from harness.cli.screen import note, out
+from harness.cli.screen import note, show
 from harness.contract import plugins
 from harness.records.store import StoreError
 from harness.report.compare import text
@@ -38,7 +38,7 @@ def command(
         raise StoreError(_why_nothing(old, new, *tables))
     notes = differences(*([record for each in run for record in each.records] for run in (before, after)))
     notes += of_suites(*tables)
-    out.print(text(changes, notes, everything), end="")
+    show(text(changes, notes, everything))
     failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
     if failing:
         note(f"harness: figures that became worse than --fail-on allows, or were not measured: {len(failing)}")

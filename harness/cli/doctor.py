@@ -8,7 +8,7 @@ import typer
 from harness.cli import completion
 from harness.cli.inputs import Cases
 from harness.cli.options import OnlyOption, PlacesOption, PluginOption
-from harness.cli.screen import note, out
+from harness.cli.screen import note, out, show
 from harness.contract import plugins
 from harness.machine.checkups import keep
 from harness.machine.environment import cache_folder
@@ -50,7 +50,7 @@ def command(
         loaded = plugins.load(names)
         plan = Cases(limits, place=place, only=only).plan(loaded)
         file, records = trials.run(plan, loaded, names, cache_folder(), results or Path("results"), note)
-        out.print(limits_report.text(records), end="")
+        show(limits_report.text(records))
         if file.exists():
             note(f"records: {file}")
         return

@@ -8,7 +8,7 @@ import typer
 from harness.cli.groups import together
 from harness.cli.inputs import Cases, Room
 from harness.cli.options import GpuMemoryOption, GpuOption, MemoryOption, PredictOnlyOption, ResultsOption
-from harness.cli.screen import note, out
+from harness.cli.screen import note, show
 from harness.contract import plugins
 from harness.machine.environment import cache_folder
 from harness.report.fit import text
@@ -44,5 +44,5 @@ def command(
     search = Search(plan, loaded, cases.plugins, over, cache_folder(), note, machine)
     budgets: list[int | None] = [size(each, "budget") for each in budget] if budget else [None]
     file, records = run(search, budgets, results, predict_only)
-    out.print(text(records), end="")
+    show(text(records))
     note(f"records: {file}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.screen import note, out
+from harness.cli.screen import note, show
 from harness.contract import plugins
 from harness.records import store
 from harness.records.store import StoreError
@@ -50,7 +50,7 @@ def command(
     chosen = [each for each in series(runs) if only is None or only in each.case.label]
     if only is not None and not chosen:
         raise StoreError(f"no row in '{folder}' has a name that contains '{only}': leave out -k to see all of them")
-    out.print(text(chosen, everything), end="")
+    show(text(chosen, everything))
     if pictures is not None:
         drawn = False
         for suite in dict.fromkeys(each.suite for each in chosen):

@@ -8,7 +8,7 @@ import typer
 from harness.cli.groups import together
 from harness.cli.inputs import Cases, Room, among_all
 from harness.cli.progress import counted
-from harness.cli.screen import err, out
+from harness.cli.screen import err, out, show
 from harness.contract import plugins
 from harness.report.memory import explained
 from harness.report.plan import halved, tables
@@ -38,16 +38,16 @@ def command(
     if explain is not None:
         machine = room.machine(())  # no rates: nothing is timed
         rows = of_cases(named(plan.cases, explain), plan, loaded, names, machine, calls=False)
-        out.print(explained(rows, loaded.strategies), end="")
+        show(explained(rows, loaded.strategies))
         return
     machine = replace(room.machine(plan.places), timing_seconds=TIMING_SECONDS)
     with template.forking():
         with counted(err, "predicted", len(plan.cases)) as count_one:
             comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
         for number, (rows, text) in enumerate(zip(comparisons, tables(comparisons), strict=True)):
-            out.print("\n" * bool(number) + text, end="")
+            show("\n" * bool(number) + text)
             if change := halved(remedies(rows, plan, loaded, names, machine)):
-                out.print("\n" + change, end="")
+                show("\n" + change)
     if any(all_too_large(rows) for rows in comparisons):
         out.print(f"\n{among_all(cases, room)}")
     everything = [row for rows in comparisons for row in rows]

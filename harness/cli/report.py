@@ -8,7 +8,7 @@ import typer
 
 from harness.cli.inputs import results_of
 from harness.cli.options import PluginOption
-from harness.cli.screen import note, out
+from harness.cli.screen import note, out, show
 from harness.contract import plugins
 from harness.records import store
 from harness.refusal import Refusal
@@ -102,5 +102,7 @@ def _print(whole: Report, form: Form) -> None:
     if form in (Form.json, Form.bencher, Form.benchmark_action):
         out.file.write(text)  # as it is: it has no control characters, and may be megabytes
         out.file.flush()
+    elif form is Form.markdown:
+        show(text)
     else:
         out.print(text, end="")

@@ -11,7 +11,7 @@ from harness.cli.groups import together
 from harness.cli.inputs import Cases, results_of
 from harness.cli.options import ResultsOption
 from harness.cli.progress import Watcher
-from harness.cli.screen import err, note, out
+from harness.cli.screen import err, note, out, show
 from harness.contract import plugins
 from harness.machine import facts
 from harness.report import answer, table
@@ -62,8 +62,8 @@ def command(
     options = bench.Options(results, cases.plugins, rounds, fresh, most, try_all, once=once)
     folder = results / plan.name / facts.name()
     before = _sizes(folder)
-    show = _titled(plan.suite.title or plan.name)
-    with Watcher(err, loaded, show) as watcher:
+    titled = _titled(plan.suite.title or plan.name)
+    with Watcher(err, loaded, titled) as watcher:
         try:
             with signals.undisguised():
                 if address is None:
@@ -74,14 +74,15 @@ def command(
         except KeyboardInterrupt:
             written = [file for file, size in _sizes(folder).items() if size != before.get(file)]
             for each in results_of(written, loaded) if written else []:
-                _show_rest(each, loaded, watcher, show)
+                _show_rest(each, loaded, watcher, titled)
             raise
     for each in results_of([file], loaded):
-        _show_rest(each, loaded, watcher, show)
+        _show_rest(each, loaded, watcher, titled)
         if each.answers:
-            show(f"## Claims\n\n{table.claimed(each.answers)}\n")
+            titled(f"## Claims\n\n{table.claimed(each.answers)}\n")
         note(f"records: {file}")
-        out.print(answer.last_lines(each.tables, loaded.strategies))
+        if len(each.tables) > 1:  # the answer of one stands above its table
+            show(answer.last_lines(each.tables, loaded.strategies), end="\n")
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
@@ -96,13 +97,12 @@ def _titled(title: str) -> Callable[[str], None]:
     """
     titles = iter([f"# {escaped(title)}\n"])
 
-    def show(text: str) -> None:
+    def titled(text: str) -> None:
         screen = err if out.file.isatty() and err.file.isatty() else out
-        for line in titles:
-            screen.print(line)
-        screen.print(text)
+        for line in (*titles, text):
+            show(line, end="\n", screen=screen)
 
-    return show
+    return titled
 
 
 def _show_rest(results: Results, loaded: plugins.Plugins, watcher: Watcher, show: Callable[[str], None]) -> None:

@@ -13,6 +13,10 @@ REFERENCE = re.compile(r"&(?=#?\w+;)")
 """What would show another character than itself."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet would take for the beginning of a formula."""
+ESCAPED = re.compile(r"\\([\\`*|\[\]])|&(?:lt|gt|amp);")
+"""What `escaped` made of a character."""
+BETWEEN_CELLS = re.compile(r"(?<!\\)((?:\\\\)*)\|")
+"""The bar between two cells, and the backslashes before it that stand for themselves."""
 MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
 
 
@@ -60,3 +64,27 @@ def plain(markdown: str) -> str:
         return html.escape(match[1], quote=False) if match[1] else match[2] or ""
 
     return html.unescape(MARKED.sub(unmarked, markdown))
+
+
+def on_terminal(markdown: str) -> str:
+    """Return markdown as a terminal shows it: each character that was escaped as it was, and no table crooked by that.
+
+    Lines of code stay as they are.
+    """
+    lines, in_code = [], False
+    for line in markdown.split("\n"):
+        fence = line.startswith("```")
+        lines.append(line if fence or in_code else _row(line) if line.startswith("|") else _unescaped(line))
+        in_code ^= fence
+    return "\n".join(lines)
+
+
+def _row(line: str) -> str:
+    """Return the row of a table with each cell as it was, and as wide."""
+    cells = BETWEEN_CELLS.sub(r"\1\n", line).split("\n")
+    plain_cells = [_unescaped(each) for each in cells]
+    return "|".join(f"{each}{' ' * (len(cell) - len(each))}" for cell, each in zip(cells, plain_cells, strict=True))
+
+
+def _unescaped(text: str) -> str:
+    return ESCAPED.sub(lambda match: match[1] or html.unescape(match[0]), text)

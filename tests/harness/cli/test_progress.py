@@ -11,6 +11,7 @@ from rich.console import Console
 
 from harness import Place
 from harness.cli import progress, run
+from harness.cli.screen import show
 from harness.contract import plugins
 from harness.records import Applied, Case, Origin, Prediction, Record, Slot
 from harness.records.roofline import Operations
@@ -408,3 +409,10 @@ def test_on_a_terminal_a_line_says_how_many_combinations_are_predicted(monkeypat
         watcher.predicting(2)
         watcher.predicted(CASE)
     assert "predicted 1 of 2: torch/cpu baseline" in screen.getvalue()
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "take a|b"), (False, r"take a\|b")])
+def test_an_answer_has_its_escapes_where_a_document_reads_it_and_none_on_a_terminal(is_terminal, shown) -> None:
+    stream = Stream(is_terminal)
+    show(r"take a\|b", screen=stream.console())
+    assert stream.getvalue() == shown

@@ -4,8 +4,9 @@ import html
 
 import pytest
 from markdown_it import MarkdownIt
+from tabulate import tabulate
 
-from harness.report.text import cell, plain, row_name, with_code
+from harness.report.text import cell, escaped, on_terminal, plain, row_name, with_code
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,14 @@ def test_code_of_a_sentence_is_shown_letter_by_letter() -> None:
 
 def test_a_sentence_without_its_markup_reads_as_it_was_written() -> None:
     assert plain(f"Use **lean**: {row_name('a*b|c<d>')} at 1.2 x.") == "Use lean: a*b|c<d> at 1.2 x."
+
+
+@pytest.mark.parametrize(
+    "label", [r"named(kind=a|b)", r"named(kind=a\b*\|)", "named(kind=<a>&lt;)", "named(kind=[`a`])"]
+)
+def test_a_terminal_shows_a_table_without_escapes_and_straight(label: str) -> None:
+    rows = tabulate([(row_name(label), "1"), ("`plain`", "2")], ("row", "b"), tablefmt="pipe", disable_numparse=True)
+    shown = on_terminal(f"{rows}\n\nUse **{escaped(label)}**.\n\n```sh\necho \\*\n```\n").split("\n")
+    assert shown[2].startswith(f"| {label} ") and shown[5] == f"Use **{label}**."
+    assert len({len(line) for line in shown[:4]}) == 1, "as wide as before"
+    assert "echo \\*" in shown, "code is as it is to be typed"
