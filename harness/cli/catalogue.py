@@ -88,8 +88,12 @@ def _show_strategy(strategy: Strategy) -> None:
     out.print(f"rewrites: {', '.join(strategy.rewrites) or 'nothing'}\nbackends: {', '.join(strategy.on)}")
     for knob in strategy.knobs.values():
         out.print(f"knob {knob.name}: {knob.type.__name__}, default {str(knob.default).lower()}")
+    others: dict[tuple[str, str], list[str]] = {}
     for other, reason in strategy.conflicts.items():
-        out.print(f"not {other if ' ' in other else f'with {other}'}: {reason}")
+        order, _, name = other.rpartition(" ")
+        others.setdefault((order or "with", reason), []).append(name)
+    for (order, reason), names in others.items():
+        out.print(f"not {order} {', '.join(names)}: {reason}")
     out.print(f"code: {', '.join(_code(strategy))}")
     for line in counterparts.lines(strategy):
         out.print(line)

@@ -8,7 +8,7 @@ import typer
 from harness.cli.groups import together
 from harness.cli.inputs import Cases, Room
 from harness.cli.options import GpuMemoryOption, GpuOption, MemoryOption, PredictOnlyOption, ResultsOption
-from harness.cli.screen import note, show
+from harness.cli.screen import note, out, show
 from harness.contract import plugins
 from harness.machine.environment import cache_folder
 from harness.report.fit import text
@@ -39,6 +39,8 @@ def command(
     loaded = plugins.load(cases.plugins)
     room = Room(memory=memory, gpu_memory=gpu_memory, card=card)
     plan = cases.plan(loaded, on_gpu=room.on_gpu, usual_tokens=LEAST_TOKENS if over == "tokens" else USUAL_TOKENS)
+    if cases.model is not None:
+        out.print(f"The search begins with the {over} of this suite.\n")
     machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
     predict_only = predict_only or all(machine.is_absent(place) for place in plan.places)
     search = Search(plan, loaded, cases.plugins, over, cache_folder(), note, machine)

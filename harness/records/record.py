@@ -5,7 +5,7 @@ Bytes are integers above the settled base of a process, seconds are floats, rati
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ from harness.records.roofline import Operations
 from harness.records.task import Kind
 
 SCHEMA_VERSION = 2
+Size = Annotated[int, Field(ge=0)]
+"""A number of bytes, or of parameters, that a case is predicted to have."""
 Status = Literal[
     "ok",
     "oom_budget",
@@ -183,8 +185,8 @@ class Heading(Value):
 class Prediction(Value):
     """What a case is predicted to take, without running it."""
 
-    predicted_peak_bytes: int | None = Field(None, description="predicted peak of one rank, bytes")
-    at_most_bytes: int | None = Field(None, description="what one rank takes at most, by errors of its kind, bytes")
+    predicted_peak_bytes: Size | None = Field(None, description="predicted peak of one rank, bytes")
+    at_most_bytes: Size | None = Field(None, description="what one rank takes at most, by errors of its kind, bytes")
     at_most_coverage: float | None = Field(None, description="probability that it takes no more")
     declared_answer: str | None = Field(None, description="what the strategies declare of their answer, at worst")
     predicted_phase: str | None = Field(None, description="phase that is predicted to set the peak")
@@ -192,14 +194,16 @@ class Prediction(Value):
     predicted_work: tuple[Operations, ...] = Field((), description="counted work of one steady step")
     predicted_stages: dict[str, int] = Field(default_factory=dict, description="held after each stage, bytes")
     predicted_kinds: dict[str, int] = Field(default_factory=dict, description="the most of each kind, bytes")
-    predicted_reserved_bytes: int | None = Field(None, description="predicted peak of a GPU's segments, base included")
-    predicted_base_bytes: int | None = Field(None, description="allocated on a GPU before the run, in no peak, bytes")
-    predicted_driver_bytes: int | None = Field(None, description="predicted segments and context of the process, bytes")
-    predicted_host_bytes: int | None = Field(None, description="predicted memory of the host beside a GPU, bytes")
+    predicted_reserved_bytes: Size | None = Field(None, description="predicted peak of a GPU's segments, base included")
+    predicted_base_bytes: Size | None = Field(None, description="allocated on a GPU before the run, in no peak, bytes")
+    predicted_driver_bytes: Size | None = Field(
+        None, description="predicted segments and context of the process, bytes"
+    )
+    predicted_host_bytes: Size | None = Field(None, description="predicted memory of the host beside a GPU, bytes")
     predicted_standing: tuple[Standing, ...] = Field((), description="what stands at the predicted peak, by maker")
     error: str | None = Field(None, description="the error that its step, tried without data, ended with")
-    floor_bytes: int | None = Field(None, description="analytic floor of a step that has everything at once, bytes")
-    parameters: int | None = Field(None, description="number of parameters of the model")
+    floor_bytes: Size | None = Field(None, description="analytic floor of a step that has everything at once, bytes")
+    parameters: Size | None = Field(None, description="number of parameters of the model")
 
     @property
     def need_bytes(self) -> int | None:

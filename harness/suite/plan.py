@@ -36,6 +36,11 @@ class Plan:
     comparisons: tuple[Comparison, ...]
 
     @property
+    def where(self) -> str:
+        """What a sentence names the suite by: its file, or where it was written for a model its name."""
+        return str(self.path) if self.path.exists() else self.name
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """The places of the comparisons: of those of the suite a plan may keep some."""
         return tuple(dict.fromkeys(comparison.baseline.place for comparison in self.comparisons))
@@ -57,7 +62,7 @@ class Plan:
 def demand_gpu(plan: Plan, is_supposed: bool) -> None:
     """Raise SuiteError where a GPU is supposed and nothing of the plan would be on it."""
     if is_supposed and all(place.device == "cpu" for place in plan.places):
-        raise SuiteError(f"{plan.path}: a GPU is named, and no case is on one: name torch/cuda among the places")
+        raise SuiteError(f"{plan.where}: a GPU is named, and no case is on one: name torch/cuda among the places")
 
 
 def selected(plan: Plan, places: list[str] | None, only: str | None, where: str = "") -> Plan:
@@ -65,7 +70,7 @@ def selected(plan: Plan, places: list[str] | None, only: str | None, where: str 
 
     Raises SuiteError where there is none, which says `where`: by default in the file of the suite.
     """
-    where = where or str(plan.path)
+    where = where or plan.where
     for place in places or []:
         if place not in plan.suite.places:
             remedy = ": add it to `places`" if place in PLACES else nearest(place, plan.suite.places)

@@ -106,7 +106,7 @@ def advise(
     and those on another GPU than the one here are not measured: `on_note` gets a sentence on each of their places.
     Raises SuiteError where none is left, StoreError for results that cannot be written.
     """
-    name, choice = str(plan.path), Choice(plugins, allowed, everything, only, ranks_of(plan))
+    name, choice = plan.where, Choice(plugins, allowed, everything, only, ranks_of(plan))
     combined = [each for each in plan.comparisons if choice.members(each)]
     for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if each not in combined):
         if combined:
@@ -122,9 +122,7 @@ def advise(
         return of_cases(cases, plan, plugins, options.plugins, machine, progress.predicted, seconds=seconds)
 
     predicted = [
-        next(rows_in_full)
-        if group is not None
-        else _searched(str(plan.path), comparison.baseline, its, choice, predict, on_note)
+        next(rows_in_full) if group is not None else _searched(name, comparison.baseline, its, choice, predict, on_note)
         for comparison, its, group in zip(groups, applied, whole, strict=True)
     ]
     elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}

@@ -220,7 +220,7 @@ def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None 
             what = "is not a whole number" if over in case.shape else "is not a size"
             near = nearest(over, sizes) if over not in case.shape else ""
             remedy = near if near.endswith("?") else f": use one of {', '.join(sizes)}"
-            raise SuiteError(f"{plan.path}: '{printable(over)[:40]}' {what} of the workload '{case.workload}'{remedy}")
+            raise SuiteError(f"{plan.where}: '{printable(over)[:40]}' {what} of the workload '{case.workload}'{remedy}")
         if case.is_control:
             continue
         asked = case.budget_bytes if budget is None else budget
@@ -287,7 +287,7 @@ class Search:
         if True in taken[refused:]:
             larger = row.least + taken.index(True, refused)
             raise SuiteError(
-                f"{self.plan.path}: no largest {self.over} can be searched for, as the workload '{row.case.workload}' "
+                f"{self.plan.where}: no largest {self.over} can be searched for, as the workload '{row.case.workload}' "
                 f"takes {larger:,} but not {row.least + refused:,}: list the values to try in the suite, and `harness "
                 "plan` says which of them fit"
             )

@@ -128,9 +128,15 @@ def test_show_tells_what_a_strategy_keeps_and_its_knobs(tmp_path: Path) -> None:
     (code,) = re.findall(r"^code: (.*)$", done.stdout, re.MULTILINE)
     assert "def on_torch" in (tmp_path / code).read_text()
     clipping = harness(tmp_path, "show", "clip_gradients").stdout
-    assert "\nnot with fsdp: each rank" in clipping and "\nnot before accumulate: " in clipping
+    assert re.search(r"\nnot with [^:]*fsdp[^:]*: each rank", clipping) and "\nnot before accumulate: " in clipping
     (package,) = re.findall(r"^code: (.*)$", harness(tmp_path, "show", "fused_loss").stdout, re.MULTILINE)
     assert (tmp_path / package / "__init__.py").is_file(), "a package is named by its folder"
+
+
+def test_show_says_once_why_several_strategies_do_not_go_with_one(here: Here, tmp_path: Path) -> None:
+    _, shown, _ = here(tmp_path, "show", "int8_activations")
+    assert "\nnot with float8_matmul, naive_product, tiled_product: that keeps what it multiplies by itself" in shown
+    assert shown.count("that keeps what it multiplies by itself") == 1
 
 
 def test_show_names_the_file_of_a_strategy_whose_form_is_an_object(tmp_path: Path) -> None:

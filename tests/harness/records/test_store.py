@@ -133,6 +133,7 @@ def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path, cut: int) 
         (b'{"peak_host_bytes": "3"}', "'memory.peak_host_bytes'"),
         (b'{"peak_host_bytes": 3.5}', "'memory.peak_host_bytes'"),
         (b'{"losses": [NaN]}', "not a record"),
+        (b'{"schema_version": 2, "prediction": {"predicted_peak_bytes": -1}}', "'prediction.predicted_peak_bytes'"),
         (b'{"step_seconds": [1, Infinity]}', "not a record"),
         (b'{"schema_version": 2, "extra": {"x": -Infinity}}', "not a record"),
         (b'{"schema_version": 2, "extra": {"x": [1, 1.5e999]}}', "not a record"),

@@ -828,3 +828,21 @@ def test_a_row_of_limits_says_what_passed_and_what_failed_and_how():
         "of baseline": "",
         "runs": "3",
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [([], "tokens"), (["--tokens", "256"], "tokens"), (["--over", "batch"], "batch")]
+)
+def test_a_search_for_a_model_says_that_the_suite_shows_where_it_begins(words, shown, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cli_fit, "run", lambda *rest: (tmp_path, []))
+    asked = ["fit", "--model", "gpt2", "--place", "torch/cpu", "--predict-only", "--over", "tokens", *words]
+    done = CliRunner().invoke(commands.app, asked)
+    assert f"```\n\nThe search begins with the {shown} of this suite.\n" in done.output, done.output
+
+
+def test_a_sentence_on_the_suite_of_a_model_names_no_file_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = ["fit", "--model", "gpt2", "--place", "torch/cpu", "--predict-only", "--over", "token"]
+    done = CliRunner().invoke(commands.app, asked)
+    assert str(done.exception).startswith("gpt2: 'token' is not a size of the workload 'causal_lm'"), done.output
