@@ -8,7 +8,7 @@ import io
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +43,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What is wrong where nothing more can be written; where results are, their store says it in other words."""
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """What is wrong with a path that a user has named, where nothing says it in other words."""
-WORDS = {
+
+
+def _missing(match: re.Match[str]) -> str:
+    choices = match[2].strip() if match[2] else ""
+    return f"give {match[1]}: {choices}" if choices else f"give {match[1]}: --help says what it is"
+
+
+WORDS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"^Invalid value for '?([^:']+)'?: ": r"\1: ",
     r"Input should be a valid integer.*": "give a whole number",
     r"Input should be a valid number.*": "give a number",
@@ -51,6 +58,11 @@ WORDS = {
     r"Input should be less than or equal to (\S+)$": r"give at most \1",
     r"^No such command (.+?)\.?$": r"there is no verb \1: `harness --help` lists them",
     r"^No such option: (\S+)": r"there is no option \1",
+    r"^Missing (?:argument|option) '([^']+)'\.?(?: Choose from:\s*([^\n]+))?[\s\S]*": _missing,
+    r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$": r"there are words too many: \1",
+    r"^Option '?(--[\w-]+)'? requires an argument.*": r"\1 needs a value",
+    r" \(Possible options: ([^)]*)\)": r"; did you mean \1?",
+    r"is not one of ('[^',]+')\.?$": r"is not \1, the only choice",
     r"(Value error, |\.$)": "",
 }
 """What the library of options says of a value, and what we say."""

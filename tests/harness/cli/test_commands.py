@@ -667,6 +667,13 @@ def test_an_interruption_of_a_resumed_run_shows_that_run_though_another_was_begu
             "--format: 'xml' is not one of 'markdown', 'csv', 'json', 'bencher', 'benchmark_action'",
         ),
         ("report results --colour", "there is no option --colour"),
+        ("doctor --limit", "there is no option --limit; did you mean --limits?"),
+        ("compare old", "give NEW: --help says what it is"),
+        ("fit smoke", "give --over: --help says what it is"),
+        ("fit smoke --over", "--over needs a value"),
+        ("new", "give kind: strategy"),
+        ("list checkpoint loss", "there are words too many: checkpoint loss"),
+        ("history results --by machine", "--by: 'machine' is not 'commit', the only choice"),
         ("measure smoke", "there is no verb 'measure': `harness --help` lists them"),
     ],
 )
