@@ -86,6 +86,7 @@ class Watcher(bench.Progress):
 
     def predicting(self, cases: int) -> None:
         self.predictions = Countdown("predicted", cases)
+        self.bar.update(self.id, description=f"predicting {cases} combinations")
         if not self.live and cases:
             self.console.print(f"predicting {cases} combinations")
 

@@ -407,7 +407,9 @@ def test_on_a_terminal_a_line_says_how_many_combinations_are_predicted(monkeypat
     screen = Stream(True)
     with progress.Watcher(screen.console(), plugins.load()) as watcher:
         watcher.predicting(2)
+        watcher.bar.refresh()
         watcher.predicted(CASE)
+    assert "predicting 2 combinations" in screen.getvalue()
     assert "predicted 1 of 2: torch/cpu baseline" in screen.getvalue()
 
 
