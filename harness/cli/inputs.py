@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.cli.options import (
@@ -32,7 +32,7 @@ from harness.report.results import Results, read
 from harness.suite import of_model, reader, shipped
 from harness.suite.bounds import SuiteError
 from harness.suite.of_model import USUAL_TOKENS, Model
-from harness.suite.plan import Plan, demand_gpu, selected
+from harness.suite.plan import Plan, demand_gpu, selected, with_options, words
 from harness.suite.units import size
 from harness.verbs.machine import Machine, card_of, this_machine
 from harness.verbs.plan import with_budget
@@ -92,12 +92,30 @@ class Cases:
         if model is not None:
             out.print(f"```yaml\n{text}```\n")
         demand_gpu(plan, on_gpu)
+        plan = replace(plan, asked=words(self.named(self.rows or ()), self.plugins, rounds))
         return with_budget(plan, None if budget is None else size(budget, "budget"))
 
     def answers(self, loaded: Plugins) -> list[str]:
         """Return the kinds of answers of the strategies that --with names: whoever names one allows it."""
         named = {loaded.aliases.get(name, name) for text in self.rows or () for name in of_model.names(text)}
         return sorted({loaded.strategies[name].declares for name in named & set(loaded.strategies)} - {"exact"})
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """The sizes that go with --model, by option."""
+        return {
+            "--tokens": self.tokens,
+            "--batch": self.batch,
+            "--ranks": self.ranks,
+            "--documents": self.documents,
+            "--evaluations": self.evaluations,
+        }
+
+    def named(self, rows: Sequence[str] = ()) -> list[str]:
+        """Return the words of a command line that name the suite, or the model with its sizes and some rows."""
+        suite = [] if self.path is None else [str(self.path)]
+        rows_of_model = (("--with", row) for row in rows)
+        return [*suite, *with_options([("--model", self.model), *self.sizes.items(), *rows_of_model])]
 
     def _model(self, usual_tokens: int) -> Model | None:
         if self.model is not None:
@@ -112,8 +130,7 @@ class Cases:
                 usual_tokens,
                 self.ranks,
             )
-        sizes = {"--tokens": self.tokens, "--batch": self.batch, "--ranks": self.ranks, "--documents": self.documents}
-        for option, value in {**sizes, "--evaluations": self.evaluations, "--with": self.rows}.items():
+        for option, value in {**self.sizes, "--with": self.rows}.items():
             if value:
                 raise SuiteError(f"{option} goes with --model: a suite says it itself")
         return None
@@ -156,15 +173,11 @@ def among_all(cases: Cases, room: Room) -> str:
 
 def advice_command(cases: Cases, room: Room) -> str:
     """Return the command that looks for what fits, where nothing of a plan does."""
-    sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}
     limits = {"--budget": room.budget, "--memory": room.memory, "--gpu-memory": room.gpu_memory, "--gpu": room.card}
-    one = {"--model": cases.model, **sizes, "--ranks": cases.ranks, "--evaluations": cases.evaluations, **limits}
     several = {"--place": cases.place, "--plugin": cases.plugin}
-    options = [(option, value) for option, value in one.items() if value is not None]
-    options += [(option, value) for option, values in several.items() for value in values or ()]
-    words = [] if cases.path is None else [str(cases.path)]
-    words += [word for option, value in options for word in (option, str(value))]
-    return shlex.join(["harness", "advise", *words, "--all", *OTHER_ANSWERS, "--predict-only"])
+    options = [(option, value) for option, values in several.items() for value in values or ()]
+    chosen = with_options([*limits.items(), *options])
+    return shlex.join(["harness", "advise", *cases.named(), *chosen, "--all", *OTHER_ANSWERS, "--predict-only"])
 
 
 def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:

@@ -6,7 +6,9 @@ passed the steps that each worker timed. A wrong answer, a case that ends in an 
 whatever became worse than there fails its test.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -112,6 +114,7 @@ class SuiteFile(pytest.File):
     def _measure(self) -> Iterator[Any]:
         from harness.records import store
         from harness.run import bench, prepare_data, session
+        from harness.suite.plan import words
         from harness.verdicts import judge
 
         items = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
@@ -120,7 +123,9 @@ class SuiteFile(pytest.File):
         folder = Path(self.config.getoption("--harness-results"))
         options = bench.Options(folder, self.names, rounds, fresh=True)
         asked = self.plan.having(lambda case: case.digest() in wanted)
-        plan = prepare_data.closed(asked, self.loaded, options.cache)
+        file = os.path.relpath(self.path, self.config.invocation_params.dir)
+        named = replace(asked, asked=words([file], self.names, rounds))
+        plan = prepare_data.closed(named, self.loaded, options.cache)
         before = self._earlier(plan)
         pairs = zip(asked.cases, plan.cases, strict=True)
         self._measured_as = {case.digest(): measured.digest() for case, measured in pairs}

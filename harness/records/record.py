@@ -177,6 +177,7 @@ class Heading(Value):
     """What a suite says beside its cases; it stands in the first record of a run."""
 
     title: str = Field("", description="the suite's title")
+    asked: str = Field("", description="the words of a command line that name the suite or the model, and plugins")
     claims: tuple[Claim, ...] = Field((), description="sentences, and the expressions that decide them")
     rounds: int = Field(0, description="time rounds at most; 0 where the format did not say")
     code: dict[str, str] = Field(default_factory=dict, description="digest of each module that decides a figure")
@@ -345,7 +346,7 @@ _EMPTY: tuple[Value, ...] = (Prediction(), Memory(), Times())
 def heading_of(records: Sequence[Record]) -> Heading:
     """Return what a suite said beside its cases when the newest run among its records began; empty where none did."""
     headings = (record.heading for record in reversed(records) if record.slot is None)
-    return next((each for each in headings if each.title or each.claims), Heading())
+    return next((each for each in headings if each.title or each.claims or each.asked), Heading())
 
 
 def upgraded(fields: dict[str, Any]) -> dict[str, Any]:

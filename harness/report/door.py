@@ -1,7 +1,7 @@
 """The harness from Python: read results, run a suite, predict one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from warnings import warn
@@ -15,7 +15,7 @@ from harness.report.plan import tables
 from harness.report.report import Report
 from harness.run import bench, session, template
 from harness.suite import reader, shipped
-from harness.suite.plan import Plan, demand_gpu, selected
+from harness.suite.plan import Plan, demand_gpu, selected, words
 from harness.suite.units import size
 from harness.verbs.machine import card_of, this_machine
 from harness.verbs.plan import PlanRow, of_plan, with_budget
@@ -82,7 +82,7 @@ def run(
     names = _several(plugins)
     loaded = doors.load(names)
     options = bench.Options(Path(results), names, rounds, fresh)
-    plan = _plan(suite, loaded, place, only, None, rounds)
+    plan = replace(_plan(suite, loaded, place, only, None, rounds), asked=words([str(suite)], names, rounds))
     return _report([session.run(plan, loaded, options, bench.Progress())], loaded)
 
 

@@ -131,12 +131,8 @@ function facts(at) {
 const quoted = word => /^[\w.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 
 function command(at) {
-  const [suite, place, strategy] = ["suite", "place", "strategy"].map(name => text(name, at));
-  const together = strategy.replace(/ on \d+ ranks$/, "").replaceAll(" + ", ",");  // the model's command has the ranks
-  const model = data.models[suite], [option, value] = model ? ["--with", together] : ["-k", strategy];
-  const only = strategy === "baseline" ? "" : ` ${option} ${quoted(value)}`;
   // a part of a suite beside the whole of it
-  return `harness run ${model ?? quoted(suite)} --place ${quoted(place)}${only} --results again`;
+  return `harness run ${text("asked", at)} --place ${quoted(text("place", at))} -k ${quoted(text("strategy", at))} --results again`;
 }
 
 const besideWords = at => state.beside.includes(at) ? "Take away again" : "Lay beside another row";

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,6 @@ from harness.report.charts.style import PARTS
 from harness.report.export import Figures
 from harness.report.fit import Limits
 from harness.report.words import residual
-from harness.suite import of_model
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Judgement
 from harness.verdicts.remedies import Remedy
@@ -43,7 +43,9 @@ class About:
 
     `answers` are sentences by suite and comparison, `origins` and `titles` are by suite. `stale` are suites whose code
     has changed since. `advice` is what to use in which memory: rows of cells, the headers first, of `advice_origin`.
-    `elsewhere` is the code that asks other libraries for a row, by place and strategy.
+    `elsewhere` is the code that asks other libraries for a row, by place and strategy. `asked` are the words that a
+    command line ran comparisons by, as `answers` has those; where they are not known the name of the suite stands for
+    them.
     """
 
     use: Sequence[Remedy] = ()
@@ -56,6 +58,7 @@ class About:
     advice_origin: str = ""
     advice: Sequence[Sequence[str]] = ()
     elsewhere: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    asked: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def html(
@@ -122,6 +125,9 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
     words = {name: [number_of(row[figure]) for row in rows] for name, figure in WORDS.items()}
     words["against"] = [number_of(_against(row["strategy"], about.against)) for row in rows]
     words["elsewhere"] = [number_of(about.elsewhere.get((row["place"], row["strategy"]))) for row in rows]
+    words["asked"] = [
+        number_of(about.asked.get((row["suite"], row["comparison"])) or shlex.quote(row["suite"])) for row in rows
+    ]
     words["residual"] = [number_of(_residual(row)) for row in rows]
     numbers: dict[str, list[float | None]] = {
         name: [None if row[figure] is None else round(row[figure] / KIB) for row in rows]
@@ -137,22 +143,10 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
             [[number_of(phase), round(size / KIB)] for phase, size in row["composition"].items()] for row in rows
         ],
         "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
-        "models": _models(rows),
         "answers": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.answers.items()},
         "texts": list(texts),
         "colours": dict(PARTS),
     }
-
-
-def _models(rows: Sequence[Figures]) -> dict[str, str]:
-    """Return the options of a command line by the suite that they asked for, where a command line did."""
-    ranks: dict[str, int] = {}
-    for row in rows:
-        ranks[row["suite"]] = max(row["ranks"], ranks.get(row["suite"], 1))
-    asked = {
-        row["suite"]: of_model.options(row["suite"], row["workload"], row["shape"], ranks[row["suite"]]) for row in rows
-    }
-    return {suite: options for suite, options in asked.items() if options}
 
 
 def _residual(row: Figures) -> str:

@@ -294,6 +294,12 @@ class Report:
             for each, title_of in zip(self.measured, self.titles, strict=True)
             for compared in _judged(each)
         }
+        asked = {
+            (each.suite, title): words
+            for each, title_of in zip(self.measured, self.titles, strict=True)
+            if (words := heading_of(each.records).asked)
+            for title in title_of.values()
+        }
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
         titles = {each.suite: heading_of(each.records).title for each in self.measured}
         by_suite: dict[str, list[Record]] = {}
@@ -318,6 +324,7 @@ class Report:
             plain(origin),
             tuple(tuple(map(plain, row)) for row in (grid.headers, *grid.rows) if grid.rows),
             self._elsewhere(),
+            asked,
         )
 
     def _elsewhere(self) -> dict[tuple[str, str], str]:

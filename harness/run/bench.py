@@ -89,7 +89,8 @@ def heading(plan: Plan, plugins: Plugins, rounds: int = 0) -> Heading:
     """Return what a suite says beside its cases, and digests of the code that decides their figures."""
     names = dict.fromkeys(applied.name for case in plan.cases for applied in case.strategies)
     code = history.digests(history.files_of(plugins.strategies[name] for name in names))
-    return Heading(title=plan.suite.title, claims=tuple(plan.suite.claims), rounds=rounds, code=code)
+    claims = tuple(plan.suite.claims)
+    return Heading(title=plan.suite.title, asked=plan.asked, claims=claims, rounds=rounds, code=code)
 
 
 @dataclass

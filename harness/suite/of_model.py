@@ -3,11 +3,9 @@
 import json
 import os
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.contract.plugins import nearest
 from harness.suite.bounds import SuiteError
@@ -106,20 +104,6 @@ class Model:
             "rounds: 0",
         ]
         return "\n".join(lines) + "\n"
-
-
-def options(suite: str, workload: str, shape: Mapping[str, Any], ranks: int) -> str:
-    """Return by which options a command line asked for a suite of this name; empty where its workload has no model.
-
-    A suite from a file that has the name of its model is taken for one from the command line.
-    """
-    name = shape.get("config")  # the values themselves, where it was a file
-    if workload not in WORKLOADS or not isinstance(name, str) or Model(name).stem != suite:
-        return ""
-    on_ranks = f" --ranks {ranks}" if ranks > 1 else ""
-    batch = f" --batch {shape['batch']}" if shape.get("batch", 1) != ranks else ""
-    more = "".join(f" --{each} {shape[each]}" for each in ("documents", "evaluations") if shape.get(each))
-    return f"--model {shlex.quote(name)} --tokens {shape['tokens']}{on_ranks}{batch}{more}"
 
 
 def names(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """What a suite asks for, written out: comparisons of cases."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,12 +29,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plan:
-    """A suite read against the plugins: its comparisons in order, and where it came from."""
+    """A suite read against the plugins: its comparisons in order, and where it came from.
+
+    `asked` are the words of a command line that name it, or its model, and the plugins.
+    """
 
     name: str
     path: Path
     suite: Suite
     comparisons: tuple[Comparison, ...]
+    asked: str = ""
 
     @property
     def where(self) -> str:
@@ -57,6 +62,16 @@ class Plan:
                 cases = (case for case in comparison.cases if case.is_baseline or case.is_control or wanted(case))
                 comparisons.append(Comparison(tuple(cases)))
         return replace(self, comparisons=tuple(comparisons))
+
+
+def words(of: Sequence[str], plugins: Sequence[str], rounds: int | None = None) -> str:
+    """Write what a command line asks for: `of` names a suite or a model, and `rounds` are in place of the suite's."""
+    return shlex.join([*of, *with_options([*(("--plugin", name) for name in plugins), ("--rounds", rounds)])])
+
+
+def with_options(options: Iterable[tuple[str, object]]) -> list[str]:
+    """Return options and their values as words of a command line, without those that have no value."""
+    return [word for option, value in options if value is not None for word in (option, str(value))]
 
 
 def demand_gpu(plan: Plan, is_supposed: bool) -> None:

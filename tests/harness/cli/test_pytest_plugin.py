@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -115,7 +116,10 @@ def test_results_lie_in_the_folder_that_is_named(tmp_path, made_up):
     words = ["small.yaml", "-k", "checkpoint", "--harness-plugin", str(made_up), "--harness-results", "elsewhere"]
     done = run_pytest(tmp_path, *words)
     assert done.returncode == 0, done.stdout
-    assert list(tmp_path.glob("elsewhere/small/*/*.jsonl")) and not (tmp_path / "results").exists()
+    (records,) = tmp_path.glob("elsewhere/small/*/*.jsonl")
+    assert not (tmp_path / "results").exists()
+    asked = json.loads(records.read_text().splitlines()[0])["heading"]["asked"]
+    assert shlex.split(asked) == ["small.yaml", "--plugin", str(made_up)]
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from harness.machine import facts, gpu
 from harness.machine.environment import cache_folder
 from harness.machine.gpu import Gpu
 from harness.records import Case, Origin, Record, Slot, Times, store
+from harness.records.record import heading_of
 from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report import door, formats, frame
@@ -217,6 +219,8 @@ def test_a_suite_is_run_and_its_results_are_a_report(made_up: Path, smallest: st
     rows = report.frame()
     assert list(rows.strategy) == ["baseline", "checkpoint"]
     assert (rows.peak_bytes == 1 << 20).any()
+    asked = heading_of(report.results[0].records).asked
+    assert shlex.split(asked) == [str(tmp_path / "small.yaml"), "--plugin", str(made_up), "--rounds", "0"]
     (tmp_path / "small.yaml").write_text(f"{smallest}rounds: 0\n")
     timed = harness.run(tmp_path / "small.yaml", results=tmp_path / "timed", rounds=2, plugins=[str(made_up)])
     assert list(timed.frame().strategy) == ["baseline", "nothing", "checkpoint"], "the control joins its rounds"

@@ -320,30 +320,20 @@ def test_a_command_is_one_whatever_a_suite_is_called(shown: dict[int, Shown]) ->
     assert unescape(command) == r"harness run 'my suite; ls' --place torch/cpu -k 'b'\''s' --results again"
 
 
-OF_MODEL = {"config": "gpt2", "tokens": 512, "batch": 2}
 ASKED = small(
-    [row(suite="gpt2", strategy="checkpoint + tiled_loss(chunk=64)", workload="causal_lm", shape=OF_MODEL)], open="0"
-)
-OF_FILE = small([row(suite="mine", strategy="checkpoint", workload="causal_lm", shape=OF_MODEL)], open="0")
-OF_VALUES = small(
-    [row(suite="mine", strategy="checkpoint", workload="causal_lm", shape=OF_MODEL | {"config": {"n_layer": 2}})],
-    open="0",
-)
-ON_RANKS = small(
-    [row(suite="gpt2", strategy="fsdp + checkpoint on 8 ranks", workload="causal_lm", shape=OF_MODEL, ranks=8)],
-    open="0",
+    [row(suite="gpt2", strategy="b + c"), row(suite="gpt2", comparison="there")],
+    about=page.About(asked={("gpt2", "here"): "--model gpt2 --tokens 512 --plugin b.py"}),
+    script="""document.querySelectorAll("tr.row[aria-expanded=false]").forEach(each => each.click());
+      return [...document.querySelectorAll("tr.more code")].map(each => each.textContent);""",
+    open=True,
 )
 
 
-def test_a_command_names_the_model_where_that_is_the_suite(shown: dict[int, Shown]) -> None:
-    rows = (ASKED, OF_FILE, OF_VALUES, ON_RANKS)
-    commands = [unescape(*re.findall(r"Repeat it: <code>(.*?)</code>", shown[at].dom)) for at in rows]
-    asked, of_file, of_values, on_ranks = commands
-    members = "--with 'checkpoint,tiled_loss(chunk=64)'"
-    assert asked == f"harness run --model gpt2 --tokens 512 --batch 2 --place torch/cpu {members} --results again"
-    assert of_file == of_values == "harness run mine --place torch/cpu -k checkpoint --results again"
-    sizes = "--tokens 512 --ranks 8 --batch 2"
-    assert on_ranks == f"harness run --model gpt2 {sizes} --place torch/cpu --with 'fsdp,checkpoint' --results again"
+def test_a_command_names_what_was_asked_for_and_the_plugins(shown: dict[int, Shown]) -> None:
+    assert sorted(set(shown[ASKED].read)) == [
+        "harness run --model gpt2 --tokens 512 --plugin b.py --place torch/cpu -k 'b + c' --results again",
+        "harness run gpt2 --place torch/cpu -k baseline --results again",  # nothing says more than its name
+    ]
 
 
 EXAMPLE = re.findall(r"<code>\?(.*?)</code>", Path(page.__file__).with_name("page.html.j2").read_text(encoding="utf-8"))

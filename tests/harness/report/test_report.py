@@ -200,6 +200,19 @@ def test_what_to_use_leads_to_the_suite_of_results_in_any_folder(
     assert [remedy.best.folder for remedy in about.use] == ["mine"], "under which its rows stand"
 
 
+def test_a_page_repeats_each_run_as_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(page, "html", lambda *arguments: shown.append(arguments) or "")
+    runs = []
+    for each, heading in zip((run("m"), run("n")), (Heading(asked="a.yaml --plugin b.py"), Heading()), strict=True):
+        records = (each.records[0].model_copy(update={"heading": heading}), *each.records[1:])
+        runs.append(Results("mine", "mine", records))
+    Report(tuple(runs), LOADED).write_page(tmp_path / "page.html")
+    ((_, rows, *_, about),) = shown
+    words = {row["machine"]: about.asked.get((row["suite"], row["comparison"])) for row in rows}
+    assert words == {"m": "a.yaml --plugin b.py", "n": None}
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Charts of two names for any suite, which take no time: those that were drawn."""

@@ -10,7 +10,7 @@ from harness.cli.inputs import Cases
 from harness.contract import plugins
 from harness.suite import reader
 from harness.suite.bounds import SuiteError
-from harness.suite.of_model import Model, options, row
+from harness.suite.of_model import Model, row
 from harness.workloads.causal_lm import configs
 
 LOADED = plugins.load()
@@ -76,18 +76,16 @@ def test_a_model_is_trained_on_texts_and_evaluated_where_that_is_asked_for(tmp_p
     again = reader.read(tmp_path / "gpt2.yaml", LOADED, written)
     assert [each.digest() for each in again.cases] == [each.digest() for each in plan.cases]
     asked = "--model gpt2 --tokens 256 --batch 4 --documents 64 --evaluations 2"
-    assert options("gpt2", case.workload, case.shape, 1) == asked
+    assert plan.asked == f"{asked} --with packed"
 
 
-@pytest.mark.parametrize(
-    ("batch", "rows", "asked"), [(None, 8, "--ranks 8"), (8, 8, "--ranks 8"), (16, 16, "--ranks 8 --batch 16")]
-)
+@pytest.mark.parametrize(("batch", "rows", "asked"), [(None, 8, ""), (8, 8, "--batch 8 "), (16, 16, "--batch 16 ")])
 def test_a_model_on_ranks_has_a_row_for_each_if_nothing_else_is_said(batch, rows, asked):
     plan = Cases(model="gpt2", tokens=256, batch=batch, ranks=8, place=["torch/cuda"]).plan(LOADED)
     on = {case.label: (case.ranks, case.shape["batch"]) for case in plan.cases}
     assert on.pop("baseline") == (1, rows) and set(on.values()) == {(8, rows)}
     assert "fsdp + checkpoint + fused_loss" in {label.partition(" on ")[0] for label in on}
-    assert options("gpt2", "causal_lm", plan.cases[0].shape, 8) == f"--model gpt2 --tokens 256 {asked}"
+    assert plan.asked == f"--model gpt2 --tokens 256 {asked}--ranks 8"
 
 
 @pytest.mark.parametrize("option", ["documents", "evaluations", "ranks"])
@@ -175,11 +173,6 @@ def test_more_tokens_than_a_model_has_positions_are_refused_with_what_to_write()
     with pytest.raises(SuiteError, match=r"changes: \{n_positions: 2048\}"):
         Model("gpt2", tokens=2048).suite(["torch/cpu"])
     assert "tokens: 40960" in Model("qwen3-8b", tokens=40960).suite(["torch/cpu"])
-
-
-def test_a_model_whose_values_stand_in_the_records_has_no_command_line():
-    assert options("mine", "causal_lm", {"config": {"model_type": "gpt2"}, "tokens": 64}, 1) == ""
-    assert options("gpt2", "mine", {"config": "gpt2", "layers": 2}, 1) == ""  # of a workload that others wrote
 
 
 @pytest.mark.parametrize("supposed", [True, False])
