@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, titled, tooltip
@@ -16,11 +16,12 @@ Members = tuple[str, ...]
 
 def contributions(rows: Sequence[Figures]) -> Any:
     """Draw the largest combination as a waterfall; None where a row between the baseline and it is missing."""
-    peaks = stepwise(rows)
-    if not peaks:
+    path = stepwise(rows)
+    if not path:
         return None
-    steps = list(peaks)
+    steps = list(path)
     whole = steps[-1]
+    peaks = {members: row["peak_bytes"] for members, row in path.items()}
     alt = altair()
     values = [_bar("baseline", 0, peaks[()], "whole")]
     for before, after in itertools.pairwise(steps):
@@ -28,9 +29,7 @@ def contributions(rows: Sequence[Figures]) -> Any:
         name = f"+ {member}" + " again" * before.count(member)
         kind = "less" if peaks[after] <= peaks[before] else "more"
         values.append(_bar(name, peaks[before], peaks[after], kind))
-    ranks = max(
-        row["ranks"] for row in rows if row["peak_bytes"] == peaks[whole] and _members(row["strategy"]) == whole
-    )
+    ranks = path[whole]["ranks"]
     together = f"all together on {ranks} ranks" if ranks > 1 else "all together"
     values.append(_bar(together, 0, peaks[whole], "whole"))
     order = [value["step"] for value in values]
@@ -46,8 +45,8 @@ def contributions(rows: Sequence[Figures]) -> Any:
     )
 
 
-def stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
-    """Return the peaks from the baseline to the largest combination, in bytes, each with one member more; or none.
+def stepwise(rows: Sequence[Figures]) -> dict[Members, Figures]:
+    """Return the rows from the baseline to the largest combination, each with one member more; or none.
 
     Rows on several ranks are those of one number of them, the smallest that has the largest combination.
     """
@@ -55,17 +54,17 @@ def stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
     return max((_stepwise([row for row in rows if row["ranks"] in (1, number)]) for number in numbers), key=len)
 
 
-def _stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
+def _stepwise(rows: Sequence[Figures]) -> dict[Members, Figures]:
     usable = [row for row in rows if row["status"] == "ok" and row["peak_bytes"]]
-    peaks = {_members(row["strategy"]): row["peak_bytes"] for row in sorted(usable, key=lambda row: int(row["ranks"]))}
-    if () not in peaks:
+    known = {_members(row["strategy"]): row for row in sorted(usable, key=lambda row: int(row["ranks"]))}
+    if () not in known:
         return {}
-    largest = max(map(len, peaks))
-    ways = (chain(members, peaks) for members in peaks if len(members) == largest > 1)
-    return {members: peaks[members] for members in next(filter(None, ways), ())}
+    largest = max(map(len, known))
+    ways = (chain(members, known) for members in known if len(members) == largest > 1)
+    return {members: known[members] for members in next(filter(None, ways), ())}
 
 
-def chain(whole: Members, peaks: Mapping[Members, int]) -> list[Members] | None:
+def chain(whole: Members, known: Collection[Members]) -> list[Members] | None:
     """Return rows from the baseline to the whole, each with one member more; None where there is no such way.
 
     Members join in the order in which they are applied wherever the rows allow it.
@@ -74,7 +73,7 @@ def chain(whole: Members, peaks: Mapping[Members, int]) -> list[Members] | None:
         return [()]
     for at in reversed(range(len(whole))):
         rest = (*whole[:at], *whole[at + 1 :])
-        if rest in peaks and (before := chain(rest, peaks)) is not None:
+        if rest in known and (before := chain(rest, known)) is not None:
             return [*before, whole]
     return None
 

@@ -267,12 +267,13 @@ def test_a_combination_on_ranks_is_a_waterfall_too():
     assert texts == {"baseline": "100", "+ fsdp": "-40", "+ checkpoint": "-20", "all together on 2 ranks": "40"}
 
 
-def test_a_waterfall_is_of_one_number_of_ranks():
+@pytest.mark.parametrize("on_four", [20, 40])
+def test_a_waterfall_is_of_one_number_of_ranks(on_four):
     def on(ranks, *names, peak):
         return replace(row(*names, peak=peak * MIB), case=row(*names).case.model_copy(update={"ranks": ranks}))
 
     divided = [on(2, "fsdp", peak=60), on(4, "fsdp", peak=30), on(2, "fsdp", "checkpoint", peak=40)]
-    others = [on(4, "fsdp", "checkpoint", peak=20), on(8, "fsdp", peak=10)]
+    others = [on(4, "fsdp", "checkpoint", peak=on_four), on(8, "fsdp", peak=10)]
     spec = drawn(row(), *divided, row("checkpoint", peak=80 * MIB), *others, chart="contributions-1")
     texts = {bar["step"]: bar["text"] for bar in marks(spec, "bar")}
     assert texts == {"baseline": "100", "+ fsdp": "-40", "+ checkpoint": "-20", "all together on 2 ranks": "40"}
