@@ -344,9 +344,7 @@ class Report:
         if any(each.searched or each.tried for each in results):
             sentence = f"of the limits in '{results[0].folder}' no part can be chosen: leave out all but the name"
             raise insert.InsertError(f"{sentence} in the mark in the document")
-        parts = [
-            table.of_choice(each, self.plugins, choice, self._are_several(each), self._run(each)) for each in results
-        ]
+        parts = [table.of_choice(each, self.plugins, choice, self._run(each)) for each in results]
         if not any(parts):
             words = " ".join(f"{key}={value}" for key, value in choice.items())
             raise insert.InsertError(f"no table of '{results[0].folder}' is '{words}': mend the mark in the document")
@@ -358,21 +356,21 @@ class Report:
             return _placed(limits.text(results.records, level), level, machine)
         if results.searched:
             return _placed(fit.text(results.records, level, results.answers), level, machine)
-        return table.of_results(results, self.plugins, headed, title, self._are_several(results), self._run(results))
+        return table.of_results(results, self.plugins, headed, title, self._run(results))
 
-    def _are_several(self, results: Results) -> bool:
-        """Check whether the results of a suite are of several machines."""
-        return len(self.machines[results.suite]) > 1
+    def _run(self, results: Results) -> str | None:
+        """Return when a run began and at which commit, where there are several of its suite and machine.
 
-    def _run(self, results: Results) -> str:
-        """Return when a run began and at which commit, where there are several of its suite and machine."""
-        return _of_run("", results) if self.runs[results.folder, _machines(results)] > 1 else ""
+        Else an empty text where the suite has several machines, and None where there is nothing to tell apart.
+        """
+        if self.runs[results.folder, _machines(results)] > 1:
+            return _of_run("", results)
+        return "" if len(self.machines[results.suite]) > 1 else None
 
     def _origin(self, results: Results) -> str:
         """Return the machine and the run of some results, where those of their suite are of several."""
         run = self._run(results)
-        machine = _machines(results) if run or self._are_several(results) else ""
-        return ", ".join(filter(None, (machine, run)))
+        return "" if run is None else ", ".join(filter(None, (_machines(results), run)))
 
 
 def _judged(results: Results) -> list[Comparison]:

@@ -38,27 +38,23 @@ FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
 
 
-def of_results(
-    results: Results, plugins: Plugins, headed: bool = True, title: str = "", several: bool = False, run: str = ""
-) -> str:
+def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "", run: str | None = None) -> str:
     """Write the tables of a results file, where `headed` under a title or the suite's name.
 
-    Each names its machine where there are `several` of the suite, and its `run` where a machine has several.
+    Each names its machine and the `run`, unless that is None.
     """
     if not headed:  # within a section of another document
-        return markdown(results.tables, plugins, level="####", answers=results.answers, several=several, run=run)
+        return markdown(results.tables, plugins, level="####", answers=results.answers, run=run)
     name = title or (results.suite if results.records else "no records")
-    return markdown(results.tables, plugins, name, answers=results.answers, several=several, run=run)
+    return markdown(results.tables, plugins, name, answers=results.answers, run=run)
 
 
-def of_choice(
-    results: Results, plugins: Plugins, choice: Mapping[str, str], several: bool = False, run: str = ""
-) -> str:
+def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str], run: str | None = None) -> str:
     """Write the tables that a choice fits, each under a heading; an empty text where there is none.
 
     `place` and the sizes choose tables: `{"place": "torch/cpu", "tokens": "1024"}`. `rows` chooses those that have all
     of its rows, named by label without blanks and joined by a bar, and shows these in brief: `baseline|checkpoint`.
-    Each names its machine where there are `several` of the suite, and its `run` where a machine has several.
+    Each names its machine and the `run`, unless that is None.
     """
     sizes = {key: value for key, value in choice.items() if key != "rows"}
     tables = [
@@ -67,7 +63,7 @@ def of_choice(
         if all(str({**table.case.shape, "place": table.case.place}.get(key)) == value for key, value in sizes.items())
     ]
     if "rows" not in choice:
-        return markdown(tables, plugins, level="####", several=several, run=run) if tables else ""
+        return markdown(tables, plugins, level="####", run=run) if tables else ""
     tokens = tokens_per_step(tables, plugins)
     labels = set(choice["rows"].split("|"))
     title_of = titles_of(table.case for table in tables)
@@ -76,7 +72,7 @@ def of_choice(
         rows = tuple(row for row in table.rows if row.label.replace(" ", "") in labels)
         if len(rows) == len(labels):
             title = escaped(title_of[table.case.comparison_key])
-            origin = _origin(table, run) if several or run else []
+            origin = [] if run is None else _origin(table, run)
             pieces += [f"#### {title}", *origin, _grid(replace(table, rows=rows), tokens, BRIEF)]
     return "\n\n".join(pieces)
 
@@ -108,14 +104,13 @@ def markdown(
     title: str = "",
     level: str = "##",
     answers: Sequence[Answer] = (),
-    several: bool = False,
-    run: str = "",
+    run: str | None = None,
     title_of: Mapping[str, str] | None = None,
 ) -> str:
     """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else.
 
-    Each names its machine where there are several of these, or of all results of the suite, and its `run` where a
-    machine has several. `title_of` has the headings by the keys of comparisons, where others belong to these.
+    Each names its machine and the `run`, unless that is None and all are of one machine. `title_of` has the headings by
+    the keys of comparisons, where others belong to these.
     """
     pieces = [f"# {escaped(title)}"] if title else []
     machines = dict.fromkeys(name for table in tables for name in table.machines)
@@ -123,8 +118,8 @@ def markdown(
     tokens = tokens_per_step(tables, plugins)
     for table in tables:
         pieces.append(f"{level} {escaped(title_of[table.case.comparison_key])}")
-        if several or run or (len(machines) > 1 and table.machines):
-            pieces += _origin(table, run)
+        if run is not None or (len(machines) > 1 and table.machines):
+            pieces += _origin(table, run or "")
         reason = _untested(table)
         if reason is None:
             pieces += [*filter(None, [sentence(table, plugins.strategies)]), _grid(table, tokens)]
@@ -132,7 +127,7 @@ def markdown(
         else:
             pieces += [f"Untested: {with_code(reason)}.", *_predicted(table)]
     if answers:
-        places = [*(machines if several or run else ()), *([run] if run else [])]
+        places = [] if run is None else [*machines, *filter(None, [run])]
         where = f", measured on {escaped(' and '.join(places))}" if places else ""
         pieces += [f"{level} Claims{where}", claimed(answers)]
     return "\n\n".join(pieces) + "\n"

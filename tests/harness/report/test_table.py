@@ -423,7 +423,7 @@ def test_where_others_of_the_suite_are_of_another_machine_tables_and_claims_name
     record = Record(slot=Slot(case="c", kind="memory"), origin=Origin(machine={"name": "m"}))
     table = Comparison(CASE, (replace(BASELINE, records=(record,)),))
     answer = Answer(Claim(id="A1", says="it is", that="peak(baseline) > 0"), "verified", "it is")
-    text = markdown([table], LOADED, answers=[answer], several=True)
+    text = markdown([table], LOADED, answers=[answer], run="")
     assert "\n\nMeasured on m.\n\n" in text and "## Claims, measured on m\n" in text
     alone = markdown([table], LOADED, answers=[answer])
     assert "## Claims\n" in alone and "Measured on" not in alone
