@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -240,7 +240,7 @@ class Report:
         since = first.since(stored, self.plugins.strategies) if records else "the same"
         origin = line(records) if records else ""
         grid = advise.for_memories(records, MEMORIES, self.plugins.workloads)
-        return origin if since == "the same" else f"{origin} Since then: {since}.", grid
+        return f"{origin}{_since([since])}", grid
 
     def pictures(self, folder: str | Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
@@ -303,12 +303,11 @@ class Report:
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
         titles = {each.suite: heading_of(each.records).title for each in self.measured}
         by_suite: dict[str, list[Record]] = {}
-        changed: dict[str, str] = {}
+        changed: dict[str, dict[str, None]] = {}
         for each in self.measured:
             by_suite.setdefault(each.suite, []).extend(each.records)
-            change = self.changes[each.folder]
-            changed[each.suite] = "" if change == "the same" else f" Since then: {change}."
-        origins = {suite: plain(f"{line(records)}{changed[suite]}") for suite, records in by_suite.items()}
+            changed.setdefault(each.suite, {})[self.changes[each.folder]] = None
+        origins = {suite: plain(f"{line(each)}{_since(changed[suite])}") for suite, each in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
         origin, grid = self._advice()
         judged = [each for each in self.measured if _judged(each)]
@@ -371,6 +370,12 @@ class Report:
         """Return the machine and the run of some results, where those of their suite are of several."""
         run = self._run(results)
         return "" if run is None else ", ".join(filter(None, (_machines(results), run)))
+
+
+def _since(changes: Iterable[str]) -> str:
+    """Return what has changed since some results, as a sentence after another; an empty text where nothing has."""
+    others = [change for change in changes if change != "the same"]
+    return f" Since then: {'; '.join(others)}." if others else ""
 
 
 def _judged(results: Results) -> list[Comparison]:

@@ -200,6 +200,16 @@ def test_what_to_use_leads_to_the_suite_of_results_in_any_folder(
     assert [remedy.best.folder for remedy in about.use] == ["mine"], "under which its rows stand"
 
 
+def test_a_suite_whose_limits_are_newer_is_stale_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(page, "html", lambda *arguments: shown.append(arguments) or "")
+    monkeypatch.setattr(first, "since", lambda members, known: "the same" if members[0].searched else "stale: `a.py`")
+    limits = Results("mine", "mine_fit", searched("m").records)
+    Report((run("m"), limits), LOADED).write_page(tmp_path / "page.html")
+    ((*_, about),) = shown
+    assert about.origins["mine"].endswith("Since then: stale: a.py.")
+
+
 def test_a_page_repeats_each_run_as_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(page, "html", lambda *arguments: shown.append(arguments) or "")
