@@ -4,17 +4,19 @@ const specs = JSON.parse(document.getElementById("specs").textContent);
 const MOST = 400;  // rows that a section shows before it is asked for more
 const text = (name, at) => data.texts[data.words[name][at]];
 const number = (name, at) => data.numbers[name][at];
-const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
-const tenths = new Intl.NumberFormat("en", {maximumFractionDigits: 1});
-const mib = kib => kib == null ? "" : kib < 102400 ? (kib / 1024).toFixed(1) : whole.format(kib / 1024);
-const times = value => value == null ? "" : value.toFixed(2) + " x";
+const rounded = digits => new Intl.NumberFormat("en", {minimumFractionDigits: digits, maximumFractionDigits: digits,
+  useGrouping: !digits, roundingMode: "halfEven"});  // as the tables round
+const [whole, tenths, hundredths] = [0, 1, 2].map(rounded);
+const MIB = 2 ** 20;
+const mib = bytes => bytes == null ? "" : (bytes < 100 * MIB ? tenths : whole).format(bytes / MIB);
+const times = value => value == null ? "" : `${hundredths.format(value)} x`;
 const counted = count => `${count} round${count === 1 ? "" : "s"}`;
 
 function time(at) {
   const [ratio, low, high] = ["time", "low", "high"].map(name => number(name, at));
   if (ratio == null) return "";
   if (low == null) return `${times(ratio)}, ${counted(number("rounds", at))}: open`;
-  return `${times(ratio)} (${low.toFixed(2)}-${high.toFixed(2)}), ${text("word", at)}`;
+  return `${times(ratio)} (${hundredths.format(low)}-${hundredths.format(high)}), ${text("word", at)}`;
 }
 
 function element(name, content, className) {
@@ -116,7 +118,7 @@ function dots(at) {
 
 function bound(at) {
   const coverage = number("coverage", at);
-  return coverage == null ? "" : `${mib(number("atMost", at))} MiB, with a probability of ${tenths.format(100 * coverage)} %`;
+  return coverage == null ? "" : `${mib(number("atMost", at))} MiB, with a probability of ${tenths.format(100 * coverage).replace(/\.0$/, "")} %`;
 }
 
 function facts(at) {

@@ -21,7 +21,6 @@ JOINT = re.compile(r"(?<=[_(])")
 """Where a long name may be broken."""
 MOST_BYTES = 1 << 20
 """What the pictures of a page may take; those of later suites are left to `harness report --pictures`."""
-KIB = 1 << 10
 WORDS = {
     "suite": "suite", "comparison": "comparison", "place": "place", "strategy": "strategy", "status": "status",
     "verdict": "verdict", "answer": "answer", "memory": "memory", "word": "time", "phase": "peak_phase",
@@ -116,7 +115,7 @@ def html(
 
 
 def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
-    """Return what the page shows of rows, column by column, every text once: bytes in KiB, ratios to five digits."""
+    """Return what the page shows of rows, column by column, every text once; ratios to nine digits."""
     texts: dict[str, int] = {"": 0}
 
     def number_of(text: str | None) -> int:
@@ -129,19 +128,14 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
         number_of(about.asked.get((row["suite"], row["comparison"])) or shlex.quote(row["suite"])) for row in rows
     ]
     words["residual"] = [number_of(_residual(row)) for row in rows]
-    numbers: dict[str, list[float | None]] = {
-        name: [None if row[figure] is None else round(row[figure] / KIB) for row in rows]
-        for name, figure in BYTES.items()
-    }
+    numbers: dict[str, list[float | None]] = {name: [row[figure] for row in rows] for name, figure in BYTES.items()}
     numbers |= {name: [_rounded(row[figure]) for row in rows] for name, figure in RATIOS.items()}
     numbers["rounds"] = [row["rounds"] for row in rows]
     return {
         "count": len(rows),
         "words": words,
         "numbers": numbers,
-        "composition": [
-            [[number_of(phase), round(size / KIB)] for phase, size in row["composition"].items()] for row in rows
-        ],
+        "composition": [[[number_of(phase), size] for phase, size in row["composition"].items()] for row in rows],
         "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
         "answers": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.answers.items()},
         "texts": list(texts),
@@ -154,7 +148,7 @@ def _residual(row: Figures) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    return None if value is None else float(f"{value:.9g}")
 
 
 def _against(label: str, against: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from harness.records import Applied, Case, Claim
 from harness.report import page
+from harness.report.words import mib
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.remedies import JudgedRow, Remedy
@@ -310,6 +311,24 @@ def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
     assert "<dt>answer</dt><dd>the gradient of embed holds NaN</dd>" in more
     assert "<dt>in your own code</dt><dd>torch.b(x); torch.c(&lt;x&gt;)</dd>" in more
     assert "harness run mine --place torch/cpu -k 'b + c' --results again" in unescape(more)
+
+
+NEAR = {
+    "peak_bytes": (381 << 19), "predicted_bytes": (383 << 19) - 100, "at_most_bytes": 317 << 18,
+    "peak_ratio": 4.194996, "native_peak_ratio": 0.125, "memory": "more",
+    "time_ratio": 1.104999, "time_ratio_low": 1.0649996, "time_ratio_high": 1234.125, "time": "slower", "rounds": 3,
+}  # fmt: skip
+ROUNDED = small([row(strategy="b", **NEAR)], open=True)
+
+
+def test_figures_are_rounded_as_in_the_tables(shown: dict[int, Shown]) -> None:
+    (cells,) = lines_of(shown[ROUNDED].dom)
+    sizes = [mib(NEAR[name]) for name in ("peak_bytes", "predicted_bytes", "at_most_bytes")]
+    assert sizes == ["190", "191", "79.2"]
+    assert [cells[at] for at in (1, 4, 5)] == sizes
+    assert cells[2] == f"{NEAR['peak_ratio']:.2f} x, more" == "4.19 x, more"
+    assert cells[3] == f"{NEAR['native_peak_ratio']:.2f} x" == "0.12 x"
+    assert cells[7] == "1.10 x (1.06-1234.12), slower"
 
 
 QUOTED = small([row(suite="my suite; ls", strategy="b's")], open="0")
