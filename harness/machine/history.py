@@ -166,7 +166,7 @@ def changed(commit: str, files: tuple[str, ...], aside: frozenset[str] = frozens
         lines = facts.git(
             ROOT, "diff", "--raw", "--no-renames", "--no-abbrev", commit, "--", *rooms, *files
         ).splitlines()
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):  # no text that git can be passed
         return None
     names = [(line.partition("\t")[2], line.split()[2]) for line in lines]
     return tuple(

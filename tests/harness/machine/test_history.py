@@ -160,6 +160,8 @@ def test_what_cannot_be_known_is_none(project: Path) -> None:
     assert history.changed("0" * 12, ()) is None, "a commit that this history lacks"
     assert history.changed(f"{head[:12]}-dirty", ()) is None, "code that was never committed"
     assert history.changed("unversioned", ()) is None
+    assert history.changed("a\0b", ()) is None, "what no commit is called"
+    assert history.changed("\ud800", ()) is None
 
 
 def test_digests_tell_what_changed_where_the_commit_is_gone(project: Path) -> None:
