@@ -12,12 +12,13 @@ from harness import Documents, Extent, Holding, Parts, Source, Strategy, hookimp
 def on_any(parts: Parts, tokens: int = 1024) -> Parts:
     if tokens < 1:
         raise ValueError(f"truncated: no document has {tokens} tokens: set tokens to 1 or more")
-    inner = parts.source
+    inner, untouched = parts.source, parts.shape
+    shape = untouched.model_copy(update={"tokens": min(tokens, untouched.tokens)})
 
     def source(parts: Parts) -> Source:
         import numpy as np
 
-        whole = inner(parts)
+        whole = inner(replace(parts, shape=untouched))
         assert isinstance(whole, Documents)
         lengths_N = np.minimum(whole.lengths_N, tokens)
         left = 1 - lengths_N.sum() / whole.lengths_N.sum()
@@ -25,7 +26,7 @@ def on_any(parts: Parts, tokens: int = 1024) -> Parts:
         parts.notes["truncated_share"] = float(left)
         return replace(whole, lengths_N=lengths_N, window=min(whole.window, tokens))
 
-    return replace(parts, source=source)
+    return replace(parts, shape=shape, source=source)
 
 
 def holds(extent: Extent, tokens: int = 1024) -> Holding:

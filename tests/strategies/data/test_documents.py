@@ -1,9 +1,11 @@
 """Documents of all lengths: packed answers are those of padding, an epoch has each one once, peaks are foreseen."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -112,6 +114,20 @@ def test_a_document_sees_no_other(backend):
     parts = parts_of(backend, "packed", query_key_norm=False)
     leaky = replace(parts, grad=lambda parts, state, x, y: plain.grad(parts, state, x, y))
     assert losses_of(backend, leaky, 2)[0] != pytest.approx(right[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("names", [("truncated", "packed"), ("packed", "truncated")], ids="+".join)
+def test_packed_documents_attend_as_far_as_they_are_cut(names):
+    parts, seen = parts_of("jax", *names), []
+
+    def attend(parts_, *of_tokens):
+        seen.append(of_tokens[0].shape[1])
+        return parts.attend(parts_, *of_tokens)
+
+    source, windows = opened(parts)
+    watched, state = replace(parts, attend=attend), parts.init(parts, source)
+    jax.eval_shape(partial(watched.grad, watched), state, *windows.batch(np.arange(source.batch)))
+    assert set(seen) == {11} and source.window == 11
 
 
 @pytest.mark.parametrize("name", ["update_in_backward"])
