@@ -27,8 +27,8 @@ def quantised(parts: Parts) -> Parts:
         if not isinstance(p[key], dict):
             return inner_linear(parts, p, name, x)
 
-        def product(matrix: Any, x: Any) -> Any:
-            return inner_linear(parts, {**p, key: widened(matrix)}, name, x)
+        def product(matrix: Any, x: Any) -> Any:  # under autocast x is narrow, and decides
+            return inner_linear(parts, {**p, key: widened(matrix).astype(x.dtype)}, name, x)
 
         return jax.checkpoint(product, prevent_cse=False)(p[key], x)
 

@@ -1,7 +1,8 @@
 """Adapters: nothing but them is trained, they begin as nothing, 4 bits are the paper's, and combinations hold."""
 
 import os
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 
@@ -111,6 +112,29 @@ def test_adapters_learn_under_autocast(adapter, backend):
     for name, gradient in wide.gradients.items():
         if name.endswith(".b"):
             assert abs(narrow.gradients[name]).max() == pytest.approx(abs(gradient).max(), rel=0.2), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("names", [("qlora", "bfloat16_autocast"), ("bfloat16_autocast", "qlora")], ids="+".join)
+def test_autocast_decides_in_which_type_packed_matrices_multiply(backend, names):
+    import jax
+
+    plain, types = assemble(LOADED, case("decoder", backend)), set()
+
+    def linear(parts, p, name, x):
+        y = plain.linear(parts, p, name, x)
+        types.add(str(y.dtype).removeprefix("torch."))
+        return y
+
+    parts = replace(plain, linear=linear)
+    for name in names:
+        parts = LOADED.strategies[name].on[backend](parts)
+    source = parts.source(parts)
+    x, y = parts.transfer(parts, *parts.windows(parts, source).batch([0]))
+    grad, state = partial(parts.grad, parts), parts.init(parts, source)
+    types.clear()  # those of one token of its own, by which adapters learn the sizes
+    jax.eval_shape(grad, state, x, y) if backend == "jax" else grad(state, x, y)
+    assert types == {"bfloat16"}
 
 
 @pytest.mark.long
