@@ -4,8 +4,9 @@ Peak: embedding and head (and their gradients and moments) have `size` rows inst
 their type, and lie in memory, where they are changed. Source: the capped vocabularies of torchtext and Keras.
 
 Ids are ranked by frequency with 0 for the unknown word, as in the tokenizer `words`, so that ids from `size` on become
-0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it is, which is
-noted.
+0. Those of bytes and of files may be in another order: ids are refused whose first `size` are much rarer than the most
+frequent. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it is,
+which is noted.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,10 @@ from harness import Extent, Holding, Parts, Strategy, hookimpl
 
 UNKNOWN = 0
 CHUNK = 1 << 20
+PIECE = 1 << 17
+"""Ids that are counted at a time: numpy makes 8 bytes of each."""
+RANKED = 0.75
+"""What the first ids must be of what the most frequent are: a part of a corpus has frequencies of its own."""
 
 
 def on_any(parts: Parts, size: int = 10000) -> Parts:
@@ -53,16 +58,36 @@ def fewer_words(name: str, parts: Parts, size: int, renumbered: Callable[[Any], 
 
 
 def capped(ids_N: Any, size: int) -> tuple[Any, int]:
-    """Replace the ids from `size` on, in place unless the array is mapped or read-only; return them and their count."""
+    """Replace the ids from `size` on, in place unless the array is mapped or read-only; return them and their count.
+
+    Raises ValueError for ids that are not ranked by frequency.
+    """
     import numpy as np
 
-    def rare_to_unknown(piece: Any) -> int:
-        rare = piece >= size
-        piece[rare] = UNKNOWN
-        return int(np.count_nonzero(rare))
-
+    counts_V = np.zeros(0, np.int64)
+    for start in range(0, len(ids_N), PIECE):
+        of_piece = np.bincount(ids_N[start : start + PIECE], minlength=len(counts_V))
+        of_piece[: len(counts_V)] += counts_V
+        counts_V = of_piece
+    demand_ranked(counts_V, size)
     ids_N = writeable(ids_N)
-    return ids_N, sum(rare_to_unknown(ids_N[start : start + CHUNK]) for start in range(0, len(ids_N), CHUNK))
+    for start in range(0, len(ids_N), CHUNK):
+        piece = ids_N[start : start + CHUNK]
+        piece[piece >= size] = UNKNOWN
+    return ids_N, int(counts_V[size:].sum())
+
+
+def demand_ranked(counts_V: Any, size: int) -> None:
+    """Raise ValueError where the ids below `size` come much less often than as many of the most frequent."""
+    import numpy as np
+
+    rows = max(1, counts_V.sum())
+    stay, most = counts_V[:size].sum() / rows, np.sort(counts_V)[-size:].sum() / rows
+    if stay < RANKED * most:
+        raise ValueError(
+            f"capped_vocabulary: the ids below {size:,} are {stay:.0%} of the corpus, and its most frequent {size:,} "
+            f"are {most:.0%}: these ids are not ranked by frequency; take streaming_vocabulary, which counts them"
+        )
 
 
 def writeable(ids_N: Any) -> Any:
@@ -75,7 +100,8 @@ def writeable(ids_N: Any) -> Any:
 
 
 def holds(extent: Extent, size: int = 10000) -> Holding:
-    return Holding(making=2 * min(extent.rows, CHUNK))
+    counting = 8 * min(extent.rows, PIECE) + 2 * 8 * extent.values
+    return Holding(making=max(counting, 2 * min(extent.rows, CHUNK)))
 
 
 @hookimpl

@@ -243,6 +243,13 @@ def test_rare_words_become_the_unknown_one_and_are_counted(tmp_path):
     assert parts.notes["parameters"].endswith(f"instead of {decoder('torch').shape.parameters():,}")
 
 
+def test_ids_that_are_not_ranked_by_frequency_are_refused(tmp_path):
+    rare_first = 66 - ranked()
+    parts = decoder("torch", ("capped_vocabulary", {"size": 31}), corpus=saved(tmp_path, rare_first))
+    with pytest.raises(ValueError, match=r"the ids below 31 are \d+% .* not ranked by frequency; take streaming_voc"):
+        parts.source(parts)
+
+
 def test_the_file_of_ids_stays_as_it_is(tmp_path):
     from strategies.data.rows import capped_vocabulary as subject
 
