@@ -34,6 +34,8 @@ BOUNDS = {
 }
 OPTIONAL = ("num_key_value_heads", "head_dim", "intermediate_size", "moe_intermediate_size", "sliding_window")
 """Sizes that not every decoder has."""
+SIZES = (*(name for names in NAMES.values() for name in names), *OPTIONAL)
+"""Names of all of them."""
 MOST = 1 << 26
 """The largest that one of them can be."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -158,14 +160,19 @@ def _counted(values: Values) -> Values:
 
 
 def _usual(values: Values) -> Values:
-    """Return the sizes that a file leaves out and transformers, where it is installed, takes for its architecture."""
+    """Return the sizes that a file leaves out and transformers, where it is installed, takes for its architecture.
+
+    Those that follow from others, as that of a head often does, follow from the file's.
+    """
     missing = [size for size in OF_THE_ARCHITECTURE if not any(name in values for name in NAMES[size])]
     if not missing:
         return {}
     try:
         from transformers import CONFIG_MAPPING
 
-        usual = CONFIG_MAPPING[values["model_type"]]().to_dict()
+        architecture = CONFIG_MAPPING[values["model_type"]]
+        usual = architecture().to_dict()
+        filled = architecture(**{name: values[name] for name in SIZES if is_size(values.get(name))}).to_dict()
     except Exception:
         return {}  # it is not installed, or knows no usual sizes of this architecture
     if "num_attention_heads" in missing and not any(name in usual for name in NAMES["num_attention_heads"]):
@@ -183,9 +190,11 @@ def _usual(values: Values) -> Values:
             f"the configuration has no num_key_value_heads and not the heads that are usual for its architecture, "
             f"'{values['model_type']}': add it"
         )
-    usual.setdefault("max_position_embeddings", BOUNDS["max_position_embeddings"])  # any distance is as good (ALiBi)
     also = (name for name in ("num_key_value_heads", "head_dim") if name not in values)
-    return {name: usual[name] for name in (*missing, *also) if isinstance(usual.get(name), int)}
+    sizes = {name: filled.get(key(filled, name)) for name in missing} | {name: filled.get(name) for name in also}
+    if not any(name in filled for name in NAMES["max_position_embeddings"]):
+        sizes["max_position_embeddings"] = BOUNDS["max_position_embeddings"]  # any distance is as good (ALiBi)
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
 def key(values: Mapping[str, Any], size: str) -> str:

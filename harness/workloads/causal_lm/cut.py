@@ -8,6 +8,7 @@ that was asked for is then made without values, in which the same modules have t
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from harness.contract.plugins import nearest
+from harness.contract.plugins import ALIKE
 from harness.refusal import Refusal
 from harness.workloads.causal_lm import configs, stand_ins
 from harness.workloads.user_model.kinds import kinds_of
@@ -113,8 +114,11 @@ def made(values: configs.Values, attention: str | None = None) -> Any:
     own = dict(values)
     kind, version = own.pop("model_type"), transformers.__version__
     if kind not in transformers.CONFIG_MAPPING:
-        near = nearest(kind, transformers.CONFIG_MAPPING)[:80]
-        raise CutError(f"transformers {version} knows no architecture '{kind}'{near}")
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as decoders
+
+        near = get_close_matches(kind, decoders, 1, ALIKE)
+        hint = f"; did you mean '{near[0]}'?" if near else ": see its model_type, or install a newer version"
+        raise CutError(f"transformers {version} knows no architecture '{kind}'{hint}")
     if more := next((key for key in READ_BY_LAYERS if own.get(key)), None):
         raise CutError(f"the architecture '{kind}' cannot be cut into layers: {READ_BY_LAYERS[more]} ({more})")
     try:

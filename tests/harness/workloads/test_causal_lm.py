@@ -344,6 +344,16 @@ def test_sizes_that_a_file_leaves_out_are_those_of_the_architecture():
         Shape(config=FALCON, tokens=4096)
 
 
+def test_what_follows_from_a_size_follows_from_that_of_the_file():
+    """A head of LLaMA is the width by the heads, and GPT-2 has as many positions as its class, by a name of its own."""
+    values = configs.read({key: value for key, value in LLAMA.items() if key != "vocab_size"})
+    assert (values["num_attention_heads"], values["head_dim"], values["vocab_size"]) == (32, 2, 32_000)
+    unsaid = {key: value for key, value in configs.read("gpt2").items() if key not in ("n_positions", "n_head")}
+    assert Shape(config=unsaid, tokens=1024) and configs.of(configs.read(unsaid), "num_attention_heads") == 12
+    with pytest.raises(ValidationError, match="2,048 tokens are more than the 1,024 positions of gpt2"):
+        Shape(config=unsaid, tokens=2048)
+
+
 def test_a_model_larger_than_the_machine_is_cut_without_its_memory():
     experts = {"n_routed_experts": 1 << 20, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
     values = BARE | {"model_type": "glm4_moe", "moe_intermediate_size": 1 << 16} | experts
@@ -472,10 +482,14 @@ def test_layers_that_only_a_list_names_are_counted():
     assert Shape(config=values | {"max_position_embeddings": 64, "layers_block_type": kinds}, tokens=16).layers == 3
 
 
-def test_an_unknown_architecture_is_refused_in_a_sentence():
-    strange = case({**configs.read("smollm2-135m"), "model_type": "llamma"})
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [("llamma", "; did you mean 'llama'?"), ("my_model", ": see its model_type, or install a newer version")],
+)
+def test_an_unknown_architecture_is_refused_in_a_sentence(kind, hint):
+    strange = case({**configs.read("smollm2-135m"), "model_type": kind})
     record = tasks.run(Task(kind="predict", cases=(strange,), run_id="", parent=0, folder=""), LOADED)
-    assert "knows no architecture 'llamma'; did you mean 'llama'?" in record.missing["predicted_peak_bytes"]
+    assert f"knows no architecture '{kind}'{hint}" in record.missing["predicted_peak_bytes"]
 
 
 def test_a_file_is_read_where_it_lies_and_its_values_go_into_the_case(tmp_path):
