@@ -5,14 +5,15 @@ in a chain keep one input and are recomputed (min-cut rematerialisation, He and 
 `torch._functorch.partitioners`). Compiling takes tens of seconds and memory of its own, at the first step; sizes are
 taken as static. The compiled code lies in a temporary folder of the process, or where `TORCHINDUCTOR_CACHE_DIR` says;
 no helper processes stay. A C++ compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code,
-and the uncompiled code keeps up to twice as much. Sums are fused, so results differ in the last bits. Batches of more
-than four or so lengths, as of documents, are computed uncompiled from then on: torch compiles eight forms of a
-function.
+and the uncompiled code keeps up to twice as much. Sums are fused, so results differ in the last bits. torch compiles
+eight forms of a function: batches of more lengths than those, as of documents, are computed uncompiled, which is noted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, wraps
+from logging import WARNING, Handler, LogRecord, getLogger
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +51,29 @@ def ready() -> Any:
     return folder
 
 
+class Noted(Handler):
+    """Note what torch says where it has compiled as many forms of a function as it may."""
+
+    def __init__(self, notes: dict[str, Any]) -> None:
+        super().__init__(WARNING)
+        self.notes = notes
+
+    def emit(self, record: LogRecord) -> None:
+        if "recompile_limit" in record.getMessage():
+            self.notes["compiled"] = "not all batches: torch compiled no more forms, and ran other lengths uncompiled"
+
+
+@contextmanager
+def noted(notes: dict[str, Any]) -> Iterator[None]:
+    """Note within it what ran uncompiled."""
+    compiler, handler = getLogger("torch._dynamo.convert_frame"), Noted(notes)
+    compiler.addHandler(handler)
+    try:
+        yield
+    finally:
+        compiler.removeHandler(handler)
+
+
 def compiled(
     inner: Callable[..., Any], inductor: Mapping[str, Any] = MappingProxyType({}), **settings: Any
 ) -> Callable[..., Any]:
@@ -76,7 +100,7 @@ def compiled(
             ready()
             # A separate backend: torch looks compiled code up by the function alone, whatever the settings were.
             parts_compiled.append(torch.compile(inner, backend=backend, dynamic=False))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), noted(parts.notes):
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
             return parts_compiled[0](parts, *args)
 

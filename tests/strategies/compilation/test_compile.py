@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, Unpredictable, backends
+from harness import Parts, Place, Unpredictable, backends
 from harness.contract import plugins
 from harness.machine.memory import children
 from harness.workloads.decoder import Shape
@@ -76,6 +76,23 @@ def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name,
             np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + len(tokens), "nothing was compiled"
     assert set(children()) <= others, "a process of the compiler is left"
+
+
+def test_lengths_that_torch_does_not_compile_are_noted(monkeypatch):
+    compiled_block.ready()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs: graph.forward)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    parts, uncompiled = Parts(None, Place("torch", "cpu")), []
+
+    def block(parts, p, x):
+        if not torch.compiler.is_compiling():
+            uncompiled.append(len(x))
+        return x * 2
+
+    part = compiled_block.compiled(block)
+    notes = [len(parts.notes) for length in (3, 4, 3, 5, 4, 6) if len(part(parts, {}, torch.ones(length))) == length]
+    assert uncompiled == [5, 6] and notes == [0, 0, 0, 1, 1, 1]
+    assert parts.notes["compiled"].endswith("ran other lengths uncompiled")
 
 
 @pytest.mark.slow
