@@ -3,7 +3,7 @@
 The logits are counted as n V elements of the type of the hidden states. At 10 GiB and 16 bit, with a vocabulary of
 151,936, rows of 4,096 tokens (1.16 GiB) stay as they are, and those of 40,000 (11.3 GiB) and 131,072 (37.1 GiB) are
 taken by `method`: `fused` as `fused_loss` does it, or `chunked` as `chunked_loss`. The choice and its reason are noted,
-and as a number (`switched`, 1 or 0).
+of batches that differ both with the largest logits of each, and as a number (`switched`, 1 or 0: whether any switched).
 """
 
 from dataclasses import replace
@@ -37,17 +37,21 @@ def checked(method: str) -> None:
 
 
 def automatic(parts: Parts, lean: Parts, name: str, threshold_gib: float) -> Parts:
-    plain = parts.loss
+    plain, sizes = parts.loss, {False: 0.0, True: 0.0}  # of the largest logits that each loss was taken for
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         rows = 1
         for length in y_BT.shape:
             rows *= length
         large = is_large(rows, w_VD.shape[0], x_BTD.dtype.itemsize, threshold_gib)
-        size = rows * w_VD.shape[0] * x_BTD.dtype.itemsize / GIB
-        taken, against = (name, "above") if large else ("the plain loss", "at most")
-        parts.notes["choice"] = f"chose {taken}: logits of {size:.2f} GiB are {against} {threshold_gib:g} GiB"
-        parts.notes["switched"] = int(large)
+        sizes[large] = max(sizes[large], rows * w_VD.shape[0] * x_BTD.dtype.itemsize / GIB)
+        words = {True: (name, "above"), False: ("the plain loss", "at most")}
+        parts.notes["choice"] = "; ".join(
+            f"chose {taken}: logits of {sizes[each]:.2f} GiB are {against} {threshold_gib:g} GiB"
+            for each, (taken, against) in words.items()
+            if sizes[each]
+        )
+        parts.notes["switched"] = int(sizes[True] > 0)
         return (lean.loss if large else plain)(parts, x_BTD, w_VD, y_BT)
 
     return replace(parts, loss=loss)

@@ -1,11 +1,12 @@
 """Gather batches in worker processes, in turn; pay a copy of the source in each, and each batch through a pipe.
 
 Peak: `workers` copies of the source, inputs and targets apart, and `workers` x `depth` batches in the workers, beside
-the source and the batch in use. Worker processes that are spawned and not forked cost as much (torch's DataLoader on
-other systems than Linux). Forking would share the source, but it copies locks that other threads hold, and both
-frameworks run threads: JAX warns of the deadlock, and OpenMP runs into it. So each worker is a fresh interpreter that
-loads numpy and nothing else, and cuts plain windows itself: windows of other values raise an error. `multiprocessing`
-is not used: its workers would import the program that started this one.
+the source and the batch in use; what an interpreter with numpy takes, once for each worker, is measured and not
+predicted. Worker processes that are spawned and not forked cost as much (torch's DataLoader on other systems than
+Linux). Forking would share the source, but it copies locks that other threads hold, and both frameworks run threads:
+JAX warns of the deadlock, and OpenMP runs into it. So each worker is a fresh interpreter that loads numpy and nothing
+else, and cuts plain windows itself: windows of other values raise an error. `multiprocessing` is not used: its workers
+would import the program that started this one.
 """
 
 import inspect

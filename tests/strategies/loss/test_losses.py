@@ -268,6 +268,24 @@ def test_the_choice_is_noted(backend):
         assert parts.notes["choice"] == choice
 
 
+def test_batches_that_differ_are_noted_by_the_largest_of_each_choice(monkeypatch):
+    monkeypatch.setattr(chunked_loss, "on_torch", lambda parts: parts)
+    plain = Parts(None, Place("torch", "cpu"), loss=lambda *_: 0.0)
+    parts = STRATEGIES["automatic_loss"].on["torch"](plain, threshold_gib=2.0, method="chunked")
+    w_VD, notes = torch.empty(1 << 20, 1, device="meta"), []
+    for rows in (256, 1024, 512, 128):
+        parts.loss(parts, torch.empty(1, rows, 1, device="meta"), w_VD, torch.empty(1, rows, device="meta"))
+        notes.append(parts.notes["choice"])
+    small = "chose the plain loss: logits of {} GiB are at most 2 GiB"
+    large = "chose chunked_loss: logits of 4.00 GiB are above 2 GiB"
+    assert notes == [
+        small.format("1.00"),
+        f"{large}; {small.format('1.00')}",
+        *[f"{large}; {small.format('2.00')}"] * 2,
+    ]
+    assert parts.notes["switched"] == 1
+
+
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_method_computes_large_logits_alone(backend, monkeypatch):
     monkeypatch.setattr(chunked_loss, f"on_{backend}", lambda parts: replace(parts, loss=lambda *_: "in chunks"))
