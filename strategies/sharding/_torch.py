@@ -7,6 +7,7 @@ summing; of exchanging, exchanging back.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -140,10 +141,14 @@ def sizes(parts: Parts) -> dict[str, Size]:
     }
 
 
-def classifier_size(sizes: Mapping[str, Size], vocabulary: int) -> Size:
-    """Return the size of the classifier's matrix: that of the embedding where both are tied."""
-    tied = (size for name, size in sizes.items() if name.startswith("embed") and size[0] == vocabulary)
-    return sizes["head"] if "head" in sizes else next(tied)
+def classifier_size(sizes: Mapping[str, Size], part: Tensor, width: int) -> Size:
+    """Return the size [rows, width] of the classifier's matrix, of which a rank holds a part: an embedding's if tied.
+
+    Its rows are not always as many as the ids, and an embedding may have other matrices.
+    """
+    of_width = (size for name, size in sizes.items() if name.startswith("embed") and size[1:] == (width,))
+    tied = (size for size in of_width if -(-prod(size) // dist.get_world_size()) == part.numel())
+    return sizes["head"] if "head" in sizes else next(tied, tuple(part.shape))
 
 
 def mapped_by_size(

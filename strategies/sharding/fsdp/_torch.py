@@ -42,15 +42,14 @@ def fsdp(parts: Parts) -> Parts:
 
     def grad(parts: Parts, state: Any, x: Tensor, y: Tensor) -> Any:
         size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
-        classifier = classifier_size(size_of, parts.shape.vocabulary)
 
         def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
             whole = _Whole()
             return whole.during(block_, parts, mapped_by_size(whole.of, p, size_of), x_BTD)
 
         def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
-            whole = _Whole()
-            return whole.during(loss_, parts, x_BTD, whole.of(w_VD, classifier), y_BT)
+            whole, size = _Whole(), classifier_size(size_of, w_VD, x_BTD.shape[-1])
+            return whole.during(loss_, parts, x_BTD, whole.of(w_VD, size), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
             whole = {key: mapped_by_size(_Whole().of, params[key], size_of, key) for key in OF_EMBED if key in params}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import IGNORED, Parts, Place, backends
+from harness import IGNORED, Parts, Place, backends, of_torch
 from harness.contract import plugins
 from harness.records import Applied, Case
 from harness.run.schedule import conflict
@@ -21,6 +21,7 @@ from harness.worker import numerics
 from strategies.sharding.shares import folded, in_order
 
 torch = pytest.importorskip("torch", reason="the ranks are torch's")
+from torch import nn  # noqa: E402
 
 LOADED = plugins.load()
 ALONE = [[name] for name, strategy in LOADED.strategies.items() if strategy.ranks and "torch" in strategy.on]
@@ -143,6 +144,36 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(names, sizes, senten
     )
     with backend.pretended(2), pytest.raises(ValueError, match=re.escape(sentence)):
         numerics.observer(LOADED, case, backend, updates=1)(0)
+
+
+def test_a_tied_head_of_more_rows_than_ids_is_made_whole():
+    """On the first of two ranks, beside positions that have as many rows or more."""
+
+    class Embedding(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.positions, self.ids = nn.Embedding(2 * shape.vocabulary, 16), nn.Embedding(shape.vocabulary + 5, 16)
+
+        def forward(self, x_BT):
+            return self.ids(x_BT) + self.positions(torch.arange(x_BT.shape[1]))
+
+    def make(shape):
+        embed = Embedding(shape)
+        return embed, [nn.Linear(16, 16)], nn.LayerNorm(16), embed.ids.weight
+
+    workload, seen = of_torch("padded", make), []
+    shape = workload.tiny(workload.shape())
+    plain = replace(workload.on["torch"](shape, Place("torch", "cpu"), None), ranks=2)
+
+    def loss(parts, x_BTD, w_VD, y_BT):
+        seen.append(tuple(w_VD.shape))
+        return plain.loss(parts, x_BTD, w_VD, y_BT)
+
+    with backends.load("torch").pretended(2):
+        parts = LOADED.strategies["fsdp"].on["torch"](replace(plain, loss=loss))
+        ids = torch.zeros(2, 4, dtype=torch.int64)
+        parts.grad(parts, parts.init(parts), ids, ids)
+    assert seen == [(shape.vocabulary + 5, 16)]
 
 
 @pytest.mark.parametrize("later", ["badam", "bfloat16_stochastic", "foreach_adamw", "fused_adamw", "mapped_moments"])
