@@ -191,7 +191,7 @@ def test_a_strange_name_of_a_plugin_is_refused(name: str) -> None:
     assert f"'{name}'" in refusal(name)
 
 
-def test_obstacles_are_said_in_one_sentence(file_of: Any) -> None:
+def test_obstacles_are_said_in_one_sentence(file_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = offering(USED[:-1] + ', needs=("no_such_package",))')
     strategy = plugins.load((file_of(text),)).strategies["mine"]
     torch = Place("torch", "cpu")
@@ -200,6 +200,8 @@ def test_obstacles_are_said_in_one_sentence(file_of: Any) -> None:
     named_otherwise = replace(strategy, needs=("yaml>=3", "no_such_package.part"))
     assert "needs the package no_such_package.part" in str(named_otherwise.obstacle(torch))
     assert "yaml 99 or newer, and 6" in str(replace(strategy, needs=("yaml>=99",)).obstacle(torch))
+    monkeypatch.setattr("harness.contract.strategy.packages_distributions", lambda: {})
+    assert "and 6" in str(replace(strategy, needs=("yaml>=99",)).obstacle(torch)), "looked at once: it takes long"
     useless = replace(strategy, needs=(), excludes={"torch/cpu": "a CPU has one memory"})
     assert useless.obstacle(torch) == "'mine' does not run on torch/cpu: a CPU has one memory"
     assert useless.obstacle(Place("torch", "cuda")) is None
