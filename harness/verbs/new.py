@@ -28,14 +28,14 @@ from harness import plugins, predict
 
 FILE = Path(__file__).resolve().parent / "{name}.py"
 PLUGINS = (str(FILE),)
+STRATEGY = plugins.load(PLUGINS).strategies["{name}"]
 
 
 def test_it_is_found_and_says_what_it_keeps() -> None:
-    strategy = plugins.load(PLUGINS).strategies["{name}"]
-    assert strategy.rewrites == ("feed",) and strategy.summary
+    assert STRATEGY.rewrites == ("feed",) and STRATEGY.summary
 
 
-@pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
+@pytest.mark.parametrize("place", [f"{{backend}}/cpu" for backend in STRATEGY.on])
 def test_it_is_predicted_to_save_memory(place: str) -> None:
     pytest.importorskip(place.partition("/")[0])
     (rows,) = predict(FILE.with_suffix(".yaml"), place=[place], plugins=PLUGINS).comparisons

@@ -37,6 +37,14 @@ def test_its_test_passes_and_its_contract_is_kept(tmp_path: Path) -> None:
     assert "4 passed" in done.stdout
 
 
+def test_its_test_asks_of_the_frameworks_that_are_left(tmp_path: Path) -> None:
+    new.write(new.strategy("my_feed", tmp_path, plugins.load()))
+    file = tmp_path / "my_feed.py"
+    file.write_text(file.read_text().replace(', "jax": on_jax', ""))
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_feed.py", "-k", "predicted", folder=tmp_path)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
