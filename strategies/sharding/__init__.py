@@ -25,7 +25,7 @@ conflicts: dict[str, dict[str, str]] = {
         "it divides the moments of AdamW, and makes no others",
     )
     | dict.fromkeys(
-        ("before badam", "before bfloat16_stochastic", "before foreach_adamw", "before fused_adamw"),
+        ("before badam", "before lisa", "before bfloat16_stochastic", "before foreach_adamw", "before fused_adamw"),
         "their update takes the place of its own, and knows no parts: name it after",
     )
     | {"before mapped_moments": "whole parameters would be cut into slices, and gradients in parts: name it after"},

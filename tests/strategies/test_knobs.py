@@ -35,6 +35,8 @@ ABOVE_0 = [
     ("galore", "scale"),
     ("jax_row_updates", "limit_mib"),
     ("lion", "factor"),
+    ("lisa", "every"),
+    ("lisa", "layers"),
     ("lomo", "factor"),
     ("lora", "alpha"),
     ("lora", "rank"),

@@ -78,7 +78,7 @@ def test_fsdp_refuses_a_head_that_it_does_not_divide():
         parts_of("torch", "fsdp", head_bias=True)
 
 
-@pytest.mark.parametrize("name", ["lora", "badam"])
+@pytest.mark.parametrize("name", ["lora", "badam", "lisa"])
 def test_layers_are_undone_where_a_part_of_them_is_frozen(name):
     parts = parts_of("torch", "reversible", name)
     state = parts.init(parts, None)

@@ -13,7 +13,8 @@ from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
 from harness.run.schedule import conflict
-from strategies.optimizers import adam_4bit, adam_mini, badam
+from strategies.optimizers import adam_4bit, adam_mini, badam, lisa
+from strategies.optimizers._in_turn import block_of
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -296,7 +297,7 @@ def test_a_rule_is_the_same_in_both_frameworks(name):
     assert losses == pytest.approx(others, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", [*RULES, "badam"])
+@pytest.mark.parametrize("name", [*RULES, "badam", "lisa"])
 def test_a_rule_learns(name):
     _, losses, _ = trained("torch", name, steps=24, ignored=0.0, learning_rate=3e-3)
     assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.02
@@ -414,8 +415,8 @@ def test_badam_moves_one_block_after_the_other_by_an_adam_begun_anew_and_keeps_i
         state, _ = parts.step(parts, state, x, y)
         now = {name: p.detach() for name, p in tree.leaves(state["params"])}
         turn = order[step // 2 % len(order)]
-        assert {badam.block_of(name) for name, p in now.items() if not torch.equal(p, before[name])} == {turn}
-        block = {name for name in now if badam.block_of(name) == turn}
+        assert {block_of(name) for name, p in now.items() if not torch.equal(p, before[name])} == {turn}
+        block = {name for name in now if block_of(name) == turn}
         with_moments = {name for name, sub in zip(before, zeros(state), strict=True) if sub}
         assert with_moments == block
         if step % 2 == 0:
@@ -426,6 +427,45 @@ def test_badam_moves_one_block_after_the_other_by_an_adam_begun_anew_and_keeps_i
             p.grad = fed[name]
         adam.step()
         assert all(torch.allclose(now[name], p, rtol=1e-5, atol=1e-7) for name, p in alone.items()), step
+
+
+def test_lisa_trains_the_ends_always_and_a_layer_that_is_drawn_by_an_adam_begun_anew():
+    parts, fed, seen = LOADED.strategies["lisa"].on["torch"](parts_of("torch", layers=4), layers=1, every=3), {}, set()
+    inner = parts.update
+
+    def update(parts, state, grads):
+        fed.update((name, g.clone()) for name, g in tree.leaves(grads))
+        return inner(parts, state, grads)
+
+    parts = replace(parts, update=update)
+    state, batches = parts.init(parts, None), parts.batches(parts, parts.windows(parts, parts.source(parts)))
+    settings = {"lr": parts.shape.learning_rate, "weight_decay": parts.shape.weight_decay}
+    alone = {name: torch.nn.Parameter(p.detach().clone()) for name, p in tree.leaves(state["params"])}
+    ends = torch.optim.AdamW([p for name, p in alone.items() if not name.startswith("layers.")], **settings)
+    for step in range(24):
+        before = {name: p.detach().clone() for name, p in tree.leaves(state["params"])}
+        state, _ = parts.step(parts, state, *next(batches))
+        now = {name: p.detach() for name, p in tree.leaves(state["params"])}
+        turn = lisa.drawn(state["params"], step // 3, 1)
+        trains = {name for name in now if block_of(name) in turn or not name.startswith("layers.")}
+        assert {name for name, p in now.items() if not torch.equal(p, before[name])} == trains
+        assert {name for name, sub in zip(before, zeros(state), strict=True) if sub} == trains
+        if step % 3 == 0:
+            layer = torch.optim.AdamW([p for name, p in alone.items() if block_of(name) in turn], **settings)
+        for name, p in alone.items():
+            p.grad = fed[name] if name in trains else None
+        ends.step(), layer.step()
+        assert all(torch.allclose(now[name], p, rtol=1e-5, atol=1e-7) for name, p in alone.items()), step
+        seen |= turn
+    assert len(seen) > 2, "other layers in other turns"
+
+
+def test_lisa_draws_all_layers_alike_and_none_twice():
+    params = {"embed": torch.ones(1), "layers": [{"up": torch.ones(1), "down": torch.ones(1)} for _ in range(4)]}
+    turns = [lisa.drawn(params, turn, 2) for turn in range(400)]
+    counts = [sum(f"layers.{at}" in turn for turn in turns) for at in range(4)]
+    assert {len(turn) for turn in turns} == {2} and min(counts) > 150 and sum(counts) == 800
+    assert lisa.drawn(params, 0, 9) == {f"layers.{at}" for at in range(4)}
 
 
 def zeros(state):

@@ -176,7 +176,9 @@ def test_a_tied_head_of_more_rows_than_ids_is_made_whole():
     assert seen == [(shape.vocabulary + 5, 16)]
 
 
-@pytest.mark.parametrize("later", ["badam", "bfloat16_stochastic", "foreach_adamw", "fused_adamw", "mapped_moments"])
+@pytest.mark.parametrize(
+    "later", ["badam", "lisa", "bfloat16_stochastic", "foreach_adamw", "fused_adamw", "mapped_moments"]
+)
 @pytest.mark.parametrize("name", ["zero1", "zero2"])
 def test_an_update_of_whole_parameters_is_not_put_around_one_of_parts(name, later):
     pair = [LOADED.strategies[each] for each in (name, later)]

@@ -155,7 +155,9 @@ def test_moments_of_files_are_mapped_again(tmp_path, names):
     assert files and None not in files
 
 
-@pytest.mark.parametrize("names", [(), ("qlora",), ("adam_8bit",), ("badam",), ("mapped_moments",)], ids="+".join)
+@pytest.mark.parametrize(
+    "names", [(), ("qlora",), ("adam_8bit",), ("badam",), ("lisa",), ("mapped_moments",)], ids="+".join
+)
 def test_the_library_of_safetensors_reads_what_was_saved(tmp_path, names):
     library = pytest.importorskip("safetensors.torch")
     run = Run(*names)
@@ -237,7 +239,7 @@ def test_moments_of_the_host_are_resumed_there():
 
 
 @pytest.mark.parametrize("ending", [(), ("loss_only_evaluation",)], ids=["usual", "loss_only"])
-@pytest.mark.parametrize("names", [(), ("lora",), ("qlora",), ("badam",), ("foreach_adamw",)], ids="+".join)
+@pytest.mark.parametrize("names", [(), ("lora",), ("qlora",), ("badam",), ("lisa",), ("foreach_adamw",)], ids="+".join)
 def test_what_is_evaluated_is_the_model_that_was_trained(names, ending):
     """Training goes on where the evaluation was: the loss of its first step is that of the evaluation's batch."""
     run = Run(*names, *ending)
