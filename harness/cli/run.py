@@ -81,8 +81,7 @@ def command(
         if each.answers:
             titled(f"## Claims\n\n{table.claimed(each.answers)}\n")
         note(f"records: {file}")
-        if len(each.tables) > 1:  # the answer of one stands above its table
-            show(answer.last_lines(each.tables, loaded.strategies), end="\n")
+        show(answer.last_lines(each.tables, loaded.strategies), end="\n")
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
