@@ -23,9 +23,6 @@ from harness.run.schedule import conflict
 from harness.workloads.data import rows
 from strategies.data.batches import exact_resume
 
-alone = pytest.mark.alone
-"""For what measures time."""
-
 STRATEGIES = plugins.load().strategies
 SAME = {
     "preallocated_batches": {},
@@ -384,47 +381,77 @@ def memory_files():
     return result
 
 
-class Slow:
-    """A consumer that takes 20 ms, and windows that take as long."""
+class Diary:
+    """When batches were gathered and used: a line of process, start and end in nanoseconds for each."""
 
     PAUSE = 0.02
 
+    def __init__(self, path):
+        self.path = path
+        path.touch()
+
+    def pause(self):
+        start = time.monotonic_ns()
+        time.sleep(self.PAUSE)
+        return start, time.monotonic_ns()
+
     def windows(self, source):
+        """Windows that take 20 ms a batch."""
         plain = rows.plain_windows(PLAIN, source)
 
         def batch(indices_B):
-            time.sleep(self.PAUSE)
+            start, end = self.pause()
+            with self.path.open("a") as lines:
+                lines.write(f"{os.getpid()} {start} {end}\n")
             return plain.batch(indices_B)
 
         return Windows(source, batch)
 
-    def seconds(self, batches):
-        next(batches)  # what is started with the first one is not counted
-        start = time.perf_counter()
-        for _ in islice(batches, 10):
-            time.sleep(self.PAUSE)
-        took = time.perf_counter() - start
+    def uses(self, batches):
+        """The times at which ten batches were used, for 20 ms each."""
+        times = [self.pause() for _ in islice(batches, 10)]
         batches.close()
-        return took
+        return times
+
+    def gathers(self):
+        return [tuple(int(value) for value in line.split()) for line in self.path.read_text().splitlines()]
 
 
-@alone
-def test_a_thread_overlaps_with_the_consumer():
-    slow = Slow()
-    parts = with_strategies("prefetch_thread")
-    serial = slow.seconds(PLAIN.batches(PLAIN, slow.windows(tokens())))
-    ahead = slow.seconds(parts.batches(parts, slow.windows(tokens())))
-    assert serial > 0.4 and ahead < 0.75 * serial
+def overlaps(some, others):
+    """How many of some times lie in part within one of the others."""
+    return sum(any(start < to and since < end for since, to in others) for start, end in some)
+
+
+def of_workers(gathers):
+    """How many gathers overlap with one of another process."""
+    return sum(
+        overlaps([(start, end)], [(since, to) for other, since, to in gathers if other != process])
+        for process, start, end in gathers
+    )
+
+
+def test_a_thread_overlaps_with_the_consumer(tmp_path):
+    counts = {}
+    for name, parts in (("plain", PLAIN), ("thread", with_strategies("prefetch_thread"))):
+        diary = Diary(tmp_path / name)
+        uses = diary.uses(parts.batches(parts, diary.windows(tokens())))
+        counts[name] = overlaps(uses, [(start, end) for _, start, end in diary.gathers()])
+    assert counts["plain"] == 0
+    assert counts["thread"] >= 2, "of ten batches"
 
 
 SLOW_WORKER = """
+import os
 import time
 import numpy as np
 
 
 class Slow(np.ndarray):
-    def __getitem__(self, key):
-        time.sleep(0.01)  # once for the inputs, once for the targets
+    def __getitem__(self, key):  # once for the inputs, once for the targets
+        start = time.monotonic_ns()
+        time.sleep(0.01)
+        with open(os.environ["DIARY"], "a") as lines:
+            lines.write(f"{os.getpid()} {start} {time.monotonic_ns()}\\n")
         return super().__getitem__(key)
 
 
@@ -433,35 +460,23 @@ np.lib.stride_tricks.as_strided = lambda *given, **more: as_strided(*given, **mo
 """
 
 
-@alone
 @pytest.mark.parametrize("name", PROCESSES)
-def test_workers_overlap_with_the_consumer(name, tmp_path, monkeypatch):
-    """Workers are told to gather slowly by what every interpreter loads when it starts."""
+def test_workers_overlap_with_the_consumer_and_with_each_other(name, tmp_path, monkeypatch):
+    """Workers gather slowly, and note when, by what every interpreter loads when it starts."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    slow, source = Slow(), tokens()
-    serial = slow.seconds(PLAIN.batches(PLAIN, slow.windows(source)))
-    took = {}
     for workers in (1, 2):
+        diary = Diary(tmp_path / str(workers))
+        monkeypatch.setenv("DIARY", str(diary.path))
         parts = with_strategies(name, workers=workers, depth=1)
-        took[workers] = slow.seconds(flow(parts, source))
-    assert serial > 0.4
-    assert max(took.values()) < 0.75 * serial
-    one = slow_alone(with_strategies(name, workers=1, depth=1), source)
-    two = slow_alone(with_strategies(name, workers=2, depth=1), source)
-    assert two < 0.75 * one, "workers do not gather at the same time"
-
-
-def slow_alone(parts, source):
-    """The seconds of ten batches that nobody works on."""
-    batches = flow(parts, source)
-    next(batches)
-    start = time.perf_counter()
-    for _ in islice(batches, 10):
-        pass
-    took = time.perf_counter() - start
-    batches.close()
-    return took
+        uses = diary.uses(flow(parts, tokens()))
+        gathers = diary.gathers()
+        assert len({process for process, _, _ in gathers} - {os.getpid()}) == workers
+        assert overlaps(uses, [(start, end) for _, start, end in gathers]) >= 2, "of ten batches"
+        if workers == 1:
+            assert of_workers(gathers) == 0
+        else:
+            assert of_workers(gathers) >= 2, "of some twenty batches"
 
 
 def test_device_batches_are_made_one_ahead():
