@@ -36,7 +36,9 @@ NEIGHBOURS = ("checkpoint", "fused_loss")
 LONGEST = 120
 """Characters of a summary."""
 DEADLINE = 900.0
-"""Seconds that one worker may take."""
+"""Seconds that one trial may take."""
+OF_RANKS = 300.0
+"""Seconds that one on ranks may: one that waits for another would wait for ever."""
 MIB = 1 << 20
 LIGHT = MIB
 """What an instrument may add to the peak that it watches."""
@@ -257,11 +259,13 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
         where = f"{case.workload} on {case.place.backend}"
         if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):
             where += f", {case.label}"
+        elif case.ranks > 1:
+            where += f" on {case.ranks} ranks"
         if record.status == "unsupported":
             yield Finding(what, where, untested=str(record.evidence.get("message", "")))
-        elif record.status != "ok":
-            yield Finding(what, where, (_ended(record),))
-        elif (faults := tuple(map(str, record.extra.get("faults", ())))) not in known:  # one fault may end each trial
+            continue
+        faults = tuple(map(str, record.extra.get("faults", ()))) if record.status == "ok" else (_ended(record),)
+        if faults not in known:  # one fault may end each trial
             known |= {faults} - {()}
             yield Finding(what, where, faults)
 
@@ -269,6 +273,8 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
 def _ended(record: Record) -> str:
     said = "message" in record.evidence
     reason = failure(record) if said else record.evidence.get("stderr_tail") or "it wrote nothing"
+    if record.status == "timeout" and record.case is not None and record.case.ranks > 1:
+        reason += "; a rank may wait in a collective that another does not call"
     return f"its worker ended with {record.status}: {reason}"
 
 
@@ -310,4 +316,5 @@ def _run(kind: Kind, cases: Sequence[Case], extra: Sequence[str]) -> list[Record
         folder="",
         plugins=tuple(extra),
     )
-    return runner.run(task, facts.threads() if kind == "memory" else 1, DEADLINE)
+    deadline = OF_RANKS if task.case.ranks > 1 else DEADLINE
+    return runner.run(task, facts.threads() if kind == "memory" else 1, deadline)

@@ -149,11 +149,17 @@ def cause(records: Mapping[int, Record], codes: Mapping[int, int], ranks: int, k
     """Return the failure that ended a case, in whatever order ranks reported theirs; of equals the first.
 
     A rank that ran out of memory, was killed or crashed ends the others; what these say is that their peer is gone.
+    One that misses another which ended well waited for what that did not call.
     """
     failures = [_of_rank(rank, ranks, record) for rank, record in records.items() if record.status != "ok"]
     silent = [rank for rank in dict.fromkeys([*codes, *range(ranks)]) if rank not in records]
     failures += [_without_record(rank, ranks, codes.get(rank), kernel_killed) for rank in silent]
-    return min(failures, key=_order)
+    failure = min(failures, key=_order)
+    if len(failures) == ranks or not LOST_PEER.search(failure.evidence["message"]):
+        return failure
+    rank = failure.evidence["rank"]
+    message = f"rank {rank} of {ranks} waits for one that has ended well: let every rank call each collective"
+    return failure.model_copy(update={"evidence": {**failure.evidence, "message": message}})
 
 
 def _order(failure: Record) -> int:

@@ -97,13 +97,19 @@ def divided(fault):
             if second and fault == "raises":
                 raise ValueError("the second rank has no gradient")
             return loss * 1.01 if second and fault == "lies" else loss, grads
+        def summed(parts, loss, grads):
+            if not second:
+                dist.all_reduce(loss)
+            return loss, grads
+        if fault == "is_silent":
+            return replace(parts, reduce_gradients=summed)
         return replace(after, reduce_gradients=reduce_gradients)
     return on_torch
 
 @hookimpl
 def harness_strategies():
     return [Strategy(f"it_{fault}", DDP.rewrites, {"torch": divided(fault)}, "Divide.", calls=DDP.calls, ranks=True)
-            for fault in ("raises", "lies", "works")]
+            for fault in ("raises", "lies", "works", "is_silent")]
 """
 
 
@@ -111,14 +117,32 @@ def test_what_goes_wrong_on_any_rank_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(OF_RANKS)
     place = {"workload": "decoder", "shape": {}, "place": "torch/cpu", "corpus": "drawn", "tokenizer": "none"}
-    applied = {name: Applied(name=name) for name in ("it_works", "it_lies", "it_raises", "checkpoint")}
-    rows = [("it_works",), ("it_works", "checkpoint"), ("it_lies",), ("it_raises",)]
+    applied = {name: Applied(name=name) for name in ("it_works", "it_lies", "it_raises", "it_is_silent", "checkpoint")}
+    rows = [("it_works",), ("it_works", "checkpoint"), ("it_lies",), ("it_raises",), ("it_is_silent",)]
     cases = tuple(Case(**place, ranks=2, strategies=tuple(applied[name] for name in row)) for row in rows)
     task = Task(kind="contract", cases=cases, run_id="", parent=os.getpid(), folder="", plugins=(str(path),))
-    right, with_another, lying, raising = verb.runner.run(task, 1, 120.0)
+    right, with_another, lying, raising, silent = verb.runner.run(task, 1, 120.0)
     assert right.extra["faults"] == with_another.extra["faults"] == []
     assert [fault[:40] for fault in lying.extra["faults"]] == ["on rank 1 of 2 its losses lie 1.0e-02 fr"]
     assert raising.status == "error" and "rank 1 of 2: the second rank has no gradient" in raising.evidence["message"]
+    waits = "rank 0 of 2 waits for one that has ended well: let every rank call each collective"
+    assert silent.evidence["message"] == waits
+
+
+@pytest.mark.parametrize(("name", "seconds", "words"), [("ddp", 300, "a rank may wait"), ("fused_loss", 900, "")])
+def test_a_rank_that_waits_for_ever_ends_at_a_deadline_and_one_sentence_says_it_of_all_trials(
+    monkeypatch: pytest.MonkeyPatch, name: str, seconds: float, words: str
+) -> None:
+    deadlines = set()
+
+    def run(task: Task, threads: int, deadline: float) -> list[Record]:
+        deadlines.add(deadline)
+        return [Record(case=case, status="timeout", evidence={"message": "not finished"}) for case in task.cases]
+
+    monkeypatch.setattr(verb.runner, "run", run)
+    faults = [fault for each in verb._of_strategy(plugins.load(), name, (), str) for fault in each.faults]
+    assert deadlines == {seconds} and len(faults) == len(plugins.load().strategies[name].on)
+    assert all("ended with timeout: not finished" in fault and words in fault for fault in faults)
 
 
 @pytest.mark.parametrize(
