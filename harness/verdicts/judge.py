@@ -369,6 +369,9 @@ def _answer(observed: Observed, baseline: Observed | None) -> tuple[str | None, 
     rung, reason = (verdict.verdict, verdict.reason) if verdict else (None, "")
     if observed.answer is not None and observed.answer.status != "ok":
         reason = remarks.message(observed.answer)
+    for run, whose in ((observed, "its"), (baseline, "the baseline's")):
+        if run is not None and run.status == "invalid_output" and rung not in WRONG:
+            return None, f"{whose} measured run gave no valid result", None
     if observed.status != "ok" or not observed.memory:
         return rung, reason, None
     own, unchanged = observed.memory[0].memory, observed.memory[0].notes.get("unchanged")

@@ -434,6 +434,15 @@ def test_a_strategy_that_ends_badly_fails_with_its_reason(status: str) -> None:
     assert (row.peak_ratio, row.memory) == (None, None), "the peak of a failure is no figure to compare"
 
 
+def test_a_run_that_gave_no_valid_result_has_no_answer_and_lends_none() -> None:
+    failed: dict[str, Any] = {"status": "invalid_output", "evidence": {"message": "losses are not finite: nan"}}
+    table = judged(member("baseline", **failed), member("checkpoint", **failed), member("fused_loss"))
+    assert [row.answer for row in table.rows] == [None, None, None]
+    assert [row.answer_reason.split(" measured")[0] for row in table.rows] == ["its", "its", "the baseline's"]
+    assert row_of(member("checkpoint", answer="invalid", **failed)).answer == "invalid", "a wrong one stands"
+    assert row_of(member("checkpoint", status="oom_host")).answer == "bit_exact", "at the small size it was seen"
+
+
 def test_one_repeat_that_fails_fails_the_case() -> None:
     strategy = member("checkpoint", (50 * MIB, 50 * MIB))
     bad = strategy[-7].model_copy(update={"status": "crash", "evidence": {"message": "at random"}})
