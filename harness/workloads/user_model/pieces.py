@@ -9,6 +9,7 @@ from torch import nn
 
 from harness.refusal import Refusal
 from harness.workloads.user_model.kinds import OF_PLACE, PLAIN, kinds_of
+from harness.workloads.user_model.shared import demand_rows
 
 DEEP = 8
 """How deep objects that hold each other are compared."""
@@ -59,24 +60,20 @@ def cut(make: Callable[[Any], Any], shape: Any) -> Pieces:
     if not pieces.blocks:
         raise Refusal("the model has no blocks: give at least one")
     demand_alike(pieces.blocks)
-    demand_rows(pieces, shape.vocabulary)
+    demand_head(pieces, shape.vocabulary)
     demand_float32(pieces)
     demand_trained(pieces)
     return pieces
 
 
-def demand_rows(pieces: Pieces, vocabulary: int) -> None:
+def demand_head(pieces: Pieces, vocabulary: int) -> None:
     """Raise Refusal for a head that is no weight, and for a head or an embedding without a row for each id."""
     if not isinstance(pieces.head, torch.Tensor):
         raise Refusal(f"the head of the model is a {type(pieces.head).__name__}: give its weight, of [V, D]")
     rows = {"head": len(pieces.head)}
     if isinstance(pieces.embed, nn.Embedding):
         rows["embedding"] = pieces.embed.num_embeddings
-    if few := next((name for name, count in rows.items() if count < vocabulary), None):
-        raise Refusal(
-            f"the {few} of the model has {rows[few]:,} rows, and there are {vocabulary:,} ids: "
-            "make it of shape.vocabulary rows"
-        )
+    demand_rows(rows, vocabulary)
 
 
 def demand_float32(pieces: Pieces) -> None:

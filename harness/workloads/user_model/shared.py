@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.contract.parts import Parts
 from harness.contract.place import Place
+from harness.refusal import Refusal
 from harness.workloads.data import rows
 from harness.workloads.decoder import both
 
@@ -32,3 +33,12 @@ def of_a_kind(name: str) -> str:
 def inner(values: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Select the parameters of one module, by the names that it knows."""
     return {name.removeprefix(f"{group}."): p for name, p in values.items() if name.startswith(f"{group}.")}
+
+
+def demand_rows(rows: Mapping[str, int], vocabulary: int) -> None:
+    """Raise Refusal where one of several pieces has fewer rows than there are ids."""
+    if few := next((name for name, count in rows.items() if count < vocabulary), None):
+        raise Refusal(
+            f"the {few} of the model has {rows[few]:,} rows, and there are {vocabulary:,} ids: "
+            "make it of shape.vocabulary rows"
+        )

@@ -533,12 +533,55 @@ def test_pieces_that_are_none_are_refused_in_a_sentence(made, sentence):
             lambda shape, key: {"layers": {"w": jnp.ones((2, 16, 16), jnp.bfloat16)}, "head": jnp.ones((11, 16))},
             "returns 'layers.w' in another type than float32: return that",
         ),
+        (
+            lambda shape, key: {"layers": {"w": jnp.ones((3, 16)), "b": jnp.ones((2, 16))}, "head": jnp.ones((11, 16))},
+            r"'layers.w' with a first axis of 3, and 'layers.b' one of 2: stack all layers, \[L, ...\]",
+        ),
+        (
+            lambda shape, key: {"layers": {"w": jnp.ones((3, 16)), "b": jnp.ones(())}, "head": jnp.ones((11, 16))},
+            "returns 'layers.b' with no axis: stack all layers",
+        ),
+        (lambda shape, key: {"layers": {"w": jnp.ones(3)}, "embed": jnp.ones(11)}, r"'embed', .* no array \[V, D\]"),
+        (lambda shape, key: {"layers": {"w": jnp.ones(3)}, "head": [jnp.ones(11)]}, r"'head', .* no array \[V, D\]"),
+        (
+            lambda shape, key: {"layers": {"w": jnp.ones(3)}, "embed": jnp.ones((7, 16))},
+            "the embed of the model has 7 rows, and there are 11 ids",
+        ),
     ],
 )
 def test_first_values_without_layers_or_head_are_refused_in_a_sentence(first, sentence):
     workload = of_jax("own", first, lambda *_: None, lambda *_: None, lambda *_: None)
     with pytest.raises(Refusal, match=sentence):
         workload.on["jax"](SHAPE, Place("jax", "cpu"), None, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"block": lambda shape, p, x: (x, p)}, r"`block` of the model returns a tuple: .* float32\[2, 5, 16\] alone"),
+        ({"block": lambda shape, p, x: None}, "`block` of the model returns a NoneType: return hidden states"),
+        (
+            {"block": lambda shape, p, x: x.astype(jnp.float16)},
+            r"`block` .* returns float16\[2, 5, 16\]: return hidden states float32\[2, 5, 16\]",
+        ),
+        ({"block": lambda shape, p, x: x[:, :3]}, r"`block` .* returns float32\[2, 3, 16\]: return hidden"),
+        ({"embed": lambda shape, params, ids: (ids,)}, r"`embed` .* returns a tuple: return hidden states \[B, T, D\]"),
+        ({"embed": lambda shape, params, ids: ids * 1.0}, r"`embed` .* returns float32\[2, 5\]: return hidden states"),
+        ({"norm": lambda shape, params, x: (x,)}, r"`norm` .* returns a tuple: .* states \[2, 5, 16\] alone"),
+        ({"norm": lambda shape, params, x: x[..., :8]}, r"`norm` .* float32\[2, 5, 8\]: .* states \[2, 5, 16\]"),
+    ],
+)
+def test_what_is_no_hidden_states_of_a_jax_model_is_refused_in_a_sentence(own, sentence):
+    functions = {
+        "init": lambda shape, key: {"embed": jnp.ones((11, 16)), "layers": {"w": jnp.ones((3, 16))}},
+        "embed": lambda shape, params, ids: params["embed"][ids],
+        "block": lambda shape, p, x: x * p["w"],
+        "norm": lambda shape, params, x: x,
+    }
+    workload = of_jax("own", **(functions | own))
+    parts = workload.on["jax"](SHAPE, Place("jax", "cpu"), None, 0)
+    with pytest.raises(Refusal, match=sentence):
+        parts.grad(parts, parts.init(parts), jnp.zeros((2, 5), int), jnp.zeros((2, 5), int))
 
 
 def test_a_model_that_changes_the_type_of_its_parameters_is_refused_where_nothing_is_computed():
