@@ -16,6 +16,7 @@ class Contents:
         self._backend, self.profile = backend, profile
         self.counts: dict[str, float] = {}
         self._kinds: dict[str, int] = {}
+        self._fed: int | None = None  # what is in use when the first batch is there
 
     def watched(self, parts: Parts) -> Parts:
         """Watch the batches of a run; where its step is eager, its gradients and stages as well."""
@@ -24,6 +25,8 @@ class Contents:
         def batches(parts: Parts, windows: Any) -> Iterator[tuple[Any, Any]]:
             for x, y in inner(parts, windows):
                 self._note({"batch": [each for each in (x, y) if hasattr(each, "nbytes")]})
+                if self._fed is None and self._backend.EAGER:
+                    self._fed = self.profile.in_use()
                 yield x, y
                 del x, y  # or the run would be charged for two batches
 
@@ -60,8 +63,11 @@ class Contents:
         known = dict(self._kinds)
         stages = self.profile.stages
         if {"parameters", "forward"} <= stages.keys():
-            made = stages["forward"] - stages["parameters"] - known.get("batch", 0)
-            known["activations"] = max(0, made)
-            if (loss := peaks.get("first_step/loss")) is not None:
-                known["logits"] = max(0, loss - stages["forward"])
+            begun = stages["parameters"] + known.get("batch", 0)
+            if self._fed is not None:  # rows that are read as they are needed are there by then
+                begun = max(begun, self._fed)
+            known["activations"] = max(0, stages["forward"] - begun)
+            ends = [end for end in (peaks.get("first_step/loss"), stages.get("loss")) if end is not None]
+            if ends:  # where the loss is called again, for pieces of a batch, its phase has their gradients as well
+                known["logits"] = max(0, min(ends) - stages["forward"])
         return {kind: known[kind] for kind in kinds.KINDS if kind in known}

@@ -1,8 +1,10 @@
 """The peaks of a device's allocator by phase, whose counters are made up, and what they say of a run."""
 
+import numpy as np
 import pytest
 
 from harness import Place
+from harness.contract.parts import Parts
 from harness.contract.stages import Profile
 from harness.machine import memory
 from harness.records import Memory
@@ -72,6 +74,21 @@ def test_a_counter_of_0_is_known(peaks):
 def test_the_logits_are_what_the_loss_takes_of_the_device(peaks, device):
     contents = Contents(device, Profile(lambda: 0, lambda: 0, stages={"parameters": 4, "forward": 10}))
     assert contents.by_kind(peaks.of_phase) == {"activations": 6, "logits": 35}
+
+
+def test_gradients_of_a_piece_of_the_batch_are_no_logits_of_the_next(peaks, device):
+    contents = Contents(device, Profile(lambda: 0, lambda: 0, stages={"parameters": 4, "forward": 10, "loss": 17}))
+    assert contents.by_kind(peaks.of_phase)["logits"] == 7
+
+
+@pytest.mark.parametrize(("fed", "activations"), [(4, 50), (12, 48)])
+def test_rows_that_are_read_with_the_first_batch_are_no_activations(device, fed, activations):
+    profile = Profile(iter([fed]).__next__, lambda: 0, stages={"parameters": 4, "forward": 60})
+    contents = Contents(device, profile)
+    x, y = np.zeros(2, np.int16), np.zeros(2, np.int8)
+    parts = contents.watched(Parts(None, PLACE, batches=lambda parts, windows: iter([(x, y), (x, y)])))
+    assert len(list(parts.batches(parts, None))) == 2
+    assert contents.by_kind({}) == {"batch": 6, "activations": activations}
 
 
 @pytest.mark.parametrize(("seen", "sum_of"), [([5, 7], 12), ([5, 7, 9], 12), ([5], None), ([], None)])
