@@ -63,6 +63,8 @@ def training(
                 raise Refusal(f"the batches ended after {fed}: give them without end, epoch after epoch") from None
         with phase(name):
             state, loss = step(state, x, y)
+            if shape := tuple(getattr(loss, "shape", ())):
+                raise Refusal(f"the loss of a step has the shape {list(shape)}: return one number, as `.sum()` does")
             mark = finish((state, loss))
         del x, y
         name = "steady_step"

@@ -255,7 +255,7 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
         return
     log(f"{what} on {cases[0].place.backend}: {len(cases)} trial{'s' if len(cases) > 1 else ''}")
     known: set[tuple[str, ...]] = set()
-    for case, record in zip(cases, _run("contract", cases, extra), strict=True):
+    for number, (case, record) in enumerate(zip(cases, _run("contract", cases, extra), strict=True), start=1):
         where = f"{case.workload} on {case.place.backend}"
         if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):
             where += f", {case.label}"
@@ -268,6 +268,10 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
         if faults not in known:  # one fault may end each trial
             known |= {faults} - {()}
             yield Finding(what, where, faults)
+        if record.origin.worker_seconds is None and (left := len(cases) - number):  # its worker ended with it
+            more = f"{left} more trial{'s' if left > 1 else ''} on {case.place.backend}"
+            yield Finding(what, more, untested="the trial before ended its worker")
+            return
 
 
 def _ended(record: Record) -> str:

@@ -1,6 +1,7 @@
 """`harness check` finds every broken promise of a plugin, in words, and passes one that keeps its contract."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -130,7 +131,7 @@ def test_what_goes_wrong_on_any_rank_is_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "seconds", "words"), [("ddp", 300, "a rank may wait"), ("fused_loss", 900, "")])
-def test_a_rank_that_waits_for_ever_ends_at_a_deadline_and_one_sentence_says_it_of_all_trials(
+def test_a_rank_that_waits_for_ever_ends_at_a_deadline_and_the_trials_after_it_are_said_to_be_untested(
     monkeypatch: pytest.MonkeyPatch, name: str, seconds: float, words: str
 ) -> None:
     deadlines = set()
@@ -140,8 +141,13 @@ def test_a_rank_that_waits_for_ever_ends_at_a_deadline_and_one_sentence_says_it_
         return [Record(case=case, status="timeout", evidence={"message": "not finished"}) for case in task.cases]
 
     monkeypatch.setattr(verb.runner, "run", run)
-    faults = [fault for each in verb._of_strategy(plugins.load(), name, (), str) for fault in each.faults]
-    assert deadlines == {seconds} and len(faults) == len(plugins.load().strategies[name].on)
+    findings = list(verb._of_strategy(plugins.load(), name, (), str))
+    faults = [fault for each in findings for fault in each.faults]
+    places = len(plugins.load().strategies[name].on)
+    assert deadlines == {seconds} and len(faults) == places
+    untested = [each.where for each in findings if each.untested == "the trial before ended its worker"]
+    assert len(untested) == places and len(findings) == 2 * places
+    assert all(re.fullmatch(r"\d+ more trials? on (torch|jax)", where) for where in untested), untested
     assert all("ended with timeout: not finished" in fault and words in fault for fault in faults)
 
 
@@ -152,6 +158,10 @@ def test_a_rank_that_waits_for_ever_ends_at_a_deadline_and_one_sentence_says_it_
         ("offered(rewritten('loss', lambda f: lambda *a: 1.001 * f(*a)))", ["losses lie 1.0e-03", "gradients lie"]),
         ("offered(rewritten('loss', lambda f: lambda *a: f(*a).detach()))", ["it raises RuntimeError: "]),
         ("offered(rewritten('loss', lambda f: lambda *a: f(*a) * float('nan')))", ["not finite"]),
+        (
+            "offered(rewritten('loss', lambda f: lambda *a: f(*a)[None]))",
+            ["the loss of a step has the shape [1]: return one number"],
+        ),
         (
             "offered(rewritten('evaluate', lambda f: lambda *a: f(*a) * float('nan')), ('evaluate',))",
             ["not finite: ", ", nan"],
