@@ -392,7 +392,7 @@ def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds:
         if unit == "B"
         else f"one of them has no {'upper' if above else 'lower'} bound"
     )
-    reason = beyond if endless else _span(unit, sides)
+    reason = beyond if endless else _spans(unit, sides)
     return f"{text}: undecided, {reason}"
 
 
@@ -401,11 +401,15 @@ def listed(words: Sequence[str]) -> str:
     return "; ".join(word for at, word in enumerate(words) if word not in words[:at] or any(map(str.isdigit, word)))
 
 
-def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
-    """Name the widest interval among the sides of a comparison."""
+def _spans(unit: str, sides: "Sequence[Figure | str]") -> str:
+    """Name the widest interval among the sides of a comparison, and the next where that one holds no other side."""
     figures = [side for side in sides if isinstance(side, Figure)]
-    widest = max(figures, key=lambda side: (side.high - side.low) / max(abs(side.value), 1e-12))
-    return f"{_figure(widest.value, unit)} may be {_figure(widest.low, unit)} to {_figure(widest.high, unit)}"
+    widest, *rest = sorted(figures, key=lambda side: (side.high - side.low) / max(abs(side.value), 1e-12), reverse=True)
+    alone = not rest or any(widest.low <= side.value <= widest.high for side in rest)
+    named = [widest] if alone else [widest, rest[0]]
+    return " and ".join(
+        f"{_figure(side.value, unit)} may be {_figure(side.low, unit)} to {_figure(side.high, unit)}" for side in named
+    )
 
 
 def _is_seen(

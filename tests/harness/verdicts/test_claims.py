@@ -493,6 +493,11 @@ def test_the_rows_that_decided_are_named():
             "0.954 MiB, at most 50 MiB; 50 MiB, at most 100 MiB; 100 MiB, at most 953,674 MiB",
         ),
         ("peak(checkpoint) == 52428800", "50 MiB, to be equal to 50 MiB: undecided, 50 MiB may be 49 MiB to 51 MiB"),
+        (
+            "peak(checkpoint) <= 0.487 * peak(baseline)",
+            "50 MiB, to be at most 48.7 MiB: undecided, 50 MiB may be 49 MiB to 51 MiB"
+            " and 48.7 MiB may be 48.2 MiB to 49.2 MiB",
+        ),
         ("answer(baseline) == 'bit_exact' and parameters(baseline) == 3000000", "bit exact; 3,000,000"),
         ("noted(baseline, figure='shuffle_quality') == 0.5", "0.5"),
         ("noted(baseline, figure='shuffle_quality') == 2", "0.5, not equal to 2"),
