@@ -1,8 +1,8 @@
 """Predict the memory of a torch run: the same loop on fake tensors, whose storages are followed.
 
 Nothing is computed and nothing large is allocated (`FakeTensorMode`), so a model of any size takes about a second.
-Scratch inside one operator is not seen. Where a step asks for the value of a number (is all of it finite? which step is
-this?) it gets that of an ordinary first step.
+Scratch inside one operator is seen where `torch_storage` counts it. Where a step asks for the value of a number (is all
+of it finite? which step is this?) it gets that of an ordinary first step.
 """
 
 from collections.abc import Callable, Iterator, Mapping

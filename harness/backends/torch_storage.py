@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from harness.backends import torch_convolutions, torch_lstm
+from harness.backends import torch_convolutions, torch_lstm, torch_promotion, torch_reductions
 from harness.backends.ledger import Change, Ledger, Maker
 from harness.backends.torch_flops import trilinear
 from harness.backends.torch_graph import Graph
@@ -42,6 +42,9 @@ ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 BILINEAR = torch.ops.aten._trilinear.default
 ENGINE = "_engine_run_backward"
 """The function of torch that calls autograd: operators whose caller it is are autograd's own."""
+MAPPED = 1 << 16
+"""Bytes from which an array has pages of its own, which it gives back. Smaller ones lie in a heap of which only the end
+can be given back, and something that stays lies there: places of those that are gone serve small ones that come."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
 
@@ -66,6 +69,7 @@ class LiveStorage(TorchDispatchMode):
     def __init__(self, source_bytes: int = 0, kernels: int = CAPACITY) -> None:
         super().__init__()
         self.live = source_bytes
+        self._small = self._heap = 0
         self.run_operator: Callable[[Any, Any, Any], Any] = lambda func, args, kwargs: func(*args, **kwargs)
         self.current: str | None = None
         self.peaks: dict[str, int] = {}
@@ -157,6 +161,10 @@ class LiveStorage(TorchDispatchMode):
         elif func is BILINEAR:  # one after the other along the second axis
             _, _, (rows, _, *others) = trilinear(*args)
             self._pass_through(rows * math.prod(others) * args[0].element_size())
+        elif func._overloadpacket in torch_reductions.TAKING:
+            self._pass_through(torch_reductions.scratch(func, args, result))
+        elif torch_promotion.is_pointwise(func):
+            self._pass_through(torch_promotion.scratch(func, args, result))
 
     def _count_all(self, result: Any) -> None:
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
@@ -230,14 +238,19 @@ class LiveStorage(TorchDispatchMode):
     def _take(self, room: str, size: int) -> Any:
         """Take memory; what is returned gives it back."""
         self.live += size
+        if size < MAPPED:
+            self._small += size
+            self._heap = max(self._heap, self._small)
         return size
 
     def _give(self, taken: Any) -> None:
         self.live -= taken
+        if taken < MAPPED:
+            self._small -= taken
 
     def now(self) -> int:
-        """Return the bytes whose peak is wanted."""
-        return self.live
+        """Return the bytes whose peak is wanted: those that live, and the places of small ones that do not."""
+        return self.live + self._heap - self._small
 
     def name(self, members: Mapping[str, list[Any]]) -> None:
         """Say of which kind the storages of these tensors are."""

@@ -28,7 +28,7 @@ PREDICTING = (
     *(f"harness/backends/{name}.py" for name in ("ledger", "cards", "cuda_*", "*_cuda*", "*_flops", "torch_autocast")),
     *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns")),
     *(f"harness/backends/torch_{name}.py" for name in ("storage", "kernels", "packing", "graph")),
-    *(f"harness/backends/torch_{name}.py" for name in ("lstm", "convolutions")),
+    *(f"harness/backends/torch_{name}.py" for name in ("lstm", "convolutions", "promotion", "reductions")),
     *("harness/backends/jax_scratch.py", "harness/contract/toolkit/turns.py"),
 )
 """Those of them that predict, and measure nothing."""

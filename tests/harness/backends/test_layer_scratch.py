@@ -25,7 +25,7 @@ def peaks() -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has another library")
-@pytest.mark.parametrize("kind", ["lstm", "bilinear", "attention", "convolution"])
+@pytest.mark.parametrize("kind", ["lstm", "bilinear", "attention", "convolution", "types", "reduction", "loss", "heap"])
 def test_a_layer_takes_what_is_predicted(kind: str) -> None:
     if kind == "convolution" and processor.is_wide():
         pytest.skip("convolutions were measured with vectors of 256 bits alone")

@@ -4,15 +4,19 @@ A peak is of the forward and the backward pass together, above the layer and its
 """
 
 import json
+from functools import partial
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 
 from harness.backends.torch_storage import LiveStorage
 from harness.machine import memory
 
 CHANNELS = 64
+WIDE = (2048, 2048)
+FLOAT, HALF, TRUTH, WHOLE = torch.float32, torch.bfloat16, torch.bool, torch.int64
 
 
 def lstm(width, hidden, tokens, batch, **options):
@@ -39,6 +43,24 @@ def attention(by_token):
         return Attention(by_token), x.requires_grad_()
 
     return made
+
+
+def operator(function, *types, trains=True):
+    """A function of arrays of these types, of which the first is the input: zeros and ones, as numbers or truths."""
+
+    def made():
+        x, *others = (torch.ones(WIDE).tril().to(each) for each in types)
+        return lambda first: function(first, *others), x.requires_grad_(trains and x.is_floating_point())
+
+    return made
+
+
+def small_pieces(x):
+    """Rows that lie in the heap make an array and are gone, but for one behind which nothing can be given back."""
+    rows = [row.sin() for row in x]
+    last, both = rows[-1], torch.stack(rows)
+    del rows
+    return both + x.exp() + last
 
 
 class Attention(nn.Module):
@@ -93,6 +115,29 @@ CASES = {
     "convolution of pictures with channels last": convolution(places=SQUARE, make="Conv2d", last=True),
     "transposed convolution": convolution(make="ConvTranspose1d"),
     "transposed convolution with strides": convolution(places=(48, 48), kernel=2, make="ConvTranspose2d", stride=2),
+    "types: a product of 16 and 32 bits": operator(torch.mul, HALF, FLOAT),
+    "types: a product of numbers and truths": operator(torch.mul, FLOAT, TRUTH),
+    "types: a sum in place of 16 and 32 bits": operator(lambda x, y: x.add_(y), HALF, FLOAT, trains=False),
+    "types: a comparison of 16 and 32 bits": operator(torch.gt, HALF, FLOAT),
+    "types: a comparison of truths and a number": operator(lambda x: x > 2, TRUTH),
+    "types: a choice among 16 and 32 bits": operator(lambda x, y, at: torch.where(at, x, y), HALF, FLOAT, TRUTH),
+    "types: a row that is repeated": operator(lambda x, y: x * y[0], FLOAT, HALF),
+    "reduction of truths": operator(torch.sum, TRUTH),
+    "reduction to a mean of 16 bits": operator(torch.mean, HALF),
+    "reduction in 32 bits": operator(lambda x: x.sum(1, dtype=FLOAT), HALF, trains=False),
+    "reduction of exponentials": operator(lambda x: x.logsumexp(1), FLOAT, trains=False),
+    "reduction to a truth": operator(torch.any, WHOLE),
+    "loss of squares": operator(F.mse_loss, FLOAT, FLOAT),
+    "loss of squares in 16 and 32 bits": operator(F.mse_loss, HALF, FLOAT, trains=False),
+    "loss of squares in 16 bits, summed": operator(partial(F.mse_loss, reduction="sum"), HALF, TRUTH, trains=False),
+    "loss of Huber in 16 and 32 bits": operator(F.huber_loss, HALF, FLOAT, trains=False),
+    "loss of logits": operator(F.binary_cross_entropy_with_logits, FLOAT, FLOAT),
+    "loss of logits in 16 and 32 bits": operator(F.binary_cross_entropy_with_logits, HALF, FLOAT),
+    "loss of logits with weights": operator(
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, pos_weight=y[0].float()), HALF, HALF, trains=False
+    ),
+    "loss of a margin in 16 bits": operator(F.soft_margin_loss, HALF, HALF, trains=False),
+    "heap of small pieces": operator(small_pieces, FLOAT, trains=False),
 }
 
 
@@ -101,7 +146,8 @@ def trained(layer, x, phase):
     with phase("pass"):
         y = layer(x)
         y = y[0] if isinstance(y, tuple) else y
-        y.backward(torch.ones_like(y))
+        if y.requires_grad:
+            y.backward(torch.ones_like(y))
 
 
 def predicted(make):

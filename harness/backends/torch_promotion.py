@@ -1,0 +1,84 @@
+"""What pointwise operators of the CPU copy while they run: what is not of the type that they compute in, in that type.
+
+An operand of another type is copied, as large as it is before it is repeated, and an output of another type is computed
+as such a copy. So does ATen's `TensorIterator` (`promote_inputs_to_common_dtype`, `cast_common_dtype_to_outputs`). On a
+GPU kernels convert each element where they read it.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache, reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+UNPROMOTED = {aten.where: 1, aten.masked_fill: 2, aten.clone: 1}
+"""Pointwise operators, and how many arguments they take in the types that those have."""
+
+
+class Elements(NamedTuple):
+    """An array, by the number and the type of its elements."""
+
+    number: int
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.number * self.dtype.itemsize
+
+
+@cache
+def is_pointwise(func: Any) -> bool:
+    """Return whether an operator computes each element of its result from those at the same place."""
+    return torch.Tag.pointwise in func.tags
+
+
+def scratch(func: Any, args: Sequence[Any], result: Any) -> int:
+    """Return the bytes of the copies that a pointwise operator of the CPU, which returned `result`, made."""
+    if not isinstance(result, torch.Tensor) or result.is_complex():
+        return 0
+    operands = [each for each in args[UNPROMOTED.get(func._overloadpacket, 0) :] if isinstance(each, torch.Tensor)]
+    if (all(each.dtype == result.dtype for each in operands) and result.dtype is not torch.bool) or not operands:
+        return 0
+    if func._schema.is_mutable:
+        operands.append(result)
+    elif result.dtype is not torch.bool:
+        return copies(map(elements, operands), result.dtype)
+    return copies(map(elements, operands), _common(args))
+
+
+def elements(tensor: torch.Tensor) -> Elements:
+    """Return what a tensor shows, repetitions included."""
+    return Elements(tensor.numel(), tensor.dtype)
+
+
+def copies(operands: Iterable[Elements], common: torch.dtype) -> int:
+    """Return the bytes of operands in another type, where that is not theirs."""
+    return sum(each.number for each in operands if each.dtype != common) * common.itemsize
+
+
+def in_place(output: Elements, *operands: Elements) -> int:
+    """Return the bytes of the copies that an operator makes whose output is its first operand."""
+    return copies([output, output, *operands], reduce(promoted, (each.dtype for each in operands), output.dtype))
+
+
+@cache
+def promoted(one: torch.dtype, other: torch.dtype | type[float]) -> torch.dtype:
+    """Return the type that arrays of two types are computed in, or one of a type and a number of Python."""
+    with _disable_current_modes():
+        if isinstance(other, torch.dtype):
+            return torch.promote_types(one, other)
+        return torch.result_type(torch.empty(0, dtype=one), other(1))
+
+
+def _common(args: Sequence[Any]) -> torch.dtype:
+    """Return the type that arrays and numbers are promoted to: one number decides less than an array of them."""
+    arrays = [each.dtype for each in args if isinstance(each, torch.Tensor) and each.dim()]
+    single = [each.dtype for each in args if isinstance(each, torch.Tensor) and not each.dim()]
+    if not arrays:
+        return reduce(promoted, single)
+    numbers = [float if each.is_floating_point else bool if each is torch.bool else int for each in single]
+    numbers += [type(each) for each in args if isinstance(each, (bool, int, float))]
+    return reduce(promoted, numbers, reduce(promoted, arrays))
