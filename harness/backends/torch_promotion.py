@@ -1,8 +1,8 @@
-"""What pointwise operators of the CPU copy while they run: what is not of the type that they compute in, in that type.
+"""What operators of the CPU copy while they run: what is not of the type that they compute in, in that type.
 
-An operand of another type is copied, as large as it is before it is repeated, and an output of another type is computed
-as such a copy. So does ATen's `TensorIterator` (`promote_inputs_to_common_dtype`, `cast_common_dtype_to_outputs`). On a
-GPU kernels convert each element where they read it.
+A pointwise operator copies an operand of another type, as large as it is before it is repeated, and computes an output
+of another type as such a copy. So does ATen's `TensorIterator` (`promote_inputs_to_common_dtype`,
+`cast_common_dtype_to_outputs`). On a GPU kernels convert each element where they read it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +13,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
+WIDENED = {
+    *(aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce),
+    *(aten.scatter_, aten.scatter_add_, aten.scatter_reduce_),
+}
+"""Operators that work in 32 bits where their result has 16: all of it is copied (`create_acc_buffer`)."""
 UNPROMOTED = {aten.where: 1, aten.masked_fill: 2, aten.clone: 1}
 """Pointwise operators, and how many arguments they take in the types that those have."""
 
@@ -30,15 +35,18 @@ class Elements(NamedTuple):
 
 
 @cache
-def is_pointwise(func: Any) -> bool:
-    """Return whether an operator computes each element of its result from those at the same place."""
-    return torch.Tag.pointwise in func.tags
+def copies_types(func: Any) -> bool:
+    """Return whether an operator copies what is of another type than it computes in."""
+    return torch.Tag.pointwise in func.tags or func._overloadpacket in WIDENED
 
 
 def scratch(func: Any, args: Sequence[Any], result: Any) -> int:
-    """Return the bytes of the copies that a pointwise operator of the CPU, which returned `result`, made."""
+    """Return the bytes of the copies that such an operator of the CPU, which returned `result`, made."""
     if not isinstance(result, torch.Tensor) or result.is_complex():
         return 0
+    if func._overloadpacket in WIDENED:
+        narrow = result.dtype.is_floating_point and result.dtype.itemsize < torch.float32.itemsize
+        return copies([elements(result)], torch.float32) if narrow else 0
     operands = [each for each in args[UNPROMOTED.get(func._overloadpacket, 0) :] if isinstance(each, torch.Tensor)]
     if (all(each.dtype == result.dtype for each in operands) and result.dtype is not torch.bool) or not operands:
         return 0

@@ -40,22 +40,29 @@ def _truths(array: Elements, _: torch.dtype) -> int:
     return copies([array], torch.bool)
 
 
+def _with_places(array: Elements, _: torch.dtype) -> int:
+    """Return the bytes of a copy that is sorted in part, and of the place of each of its elements."""
+    return array.size + Elements(array.number, torch.int64).size
+
+
 REDUCTIONS: dict[Any, Callable[[Elements, torch.dtype], int]] = {
     **dict.fromkeys((aten.sum, aten.prod, aten.nansum, aten.linalg_vector_norm, aten.cumsum, aten.cumprod), _copied),
     aten.mean: _mean,
     aten.logsumexp: _of_exponentials,
     **dict.fromkeys((aten.any, aten.all), _truths),
+    aten.kthvalue: _with_places,
 }
 """Operators, and what they take for an array and the type of their result."""
 TAKING = {*REDUCTIONS, *LOSSES}
 
 
-def scratch(func: Any, args: Sequence[Any], result: torch.Tensor) -> int:
+def scratch(func: Any, args: Sequence[Any], result: Any) -> int:
     """Return the bytes that an operator in `TAKING`, which returned `result`, took beside it."""
     packet = func._overloadpacket
     if packet in LOSSES:
         return _of_loss(packet, args)
-    return REDUCTIONS[packet](elements(args[0]), result.dtype)
+    first = result[0] if isinstance(result, tuple) else result
+    return REDUCTIONS[packet](elements(args[0]), first.dtype)
 
 
 def _of_loss(packet: Any, args: Sequence[Any]) -> int:

@@ -163,7 +163,7 @@ class LiveStorage(TorchDispatchMode):
             self._pass_through(rows * math.prod(others) * args[0].element_size())
         elif func._overloadpacket in torch_reductions.TAKING:
             self._pass_through(torch_reductions.scratch(func, args, result))
-        elif torch_promotion.is_pointwise(func):
+        elif torch_promotion.copies_types(func):
             self._pass_through(torch_promotion.scratch(func, args, result))
 
     def _count_all(self, result: Any) -> None:
