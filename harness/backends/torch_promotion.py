@@ -18,6 +18,15 @@ WIDENED = {
     *(aten.scatter_, aten.scatter_add_, aten.scatter_reduce_),
 }
 """Operators that work in 32 bits where their result has 16: all of it is copied (`create_acc_buffer`)."""
+PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+"""Operators, and where the first matrix stands among their arguments."""
+MULTIPLIED = {
+    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+}
+"""Whether oneDNN multiplies in a type. Where it does not, a product whose first matrix lies by columns, as in the
+gradient of a weight, is computed in 32 bits, one matrix at a time: so six products were measured, and none of those
+that lie otherwise took more."""
 UNPROMOTED = {aten.where: 1, aten.masked_fill: 2, aten.clone: 1}
 """Pointwise operators, and how many arguments they take in the types that those have."""
 
@@ -37,13 +46,15 @@ class Elements(NamedTuple):
 @cache
 def copies_types(func: Any) -> bool:
     """Return whether an operator copies what is of another type than it computes in."""
-    return torch.Tag.pointwise in func.tags or func._overloadpacket in WIDENED
+    return torch.Tag.pointwise in func.tags or func._overloadpacket in WIDENED or func._overloadpacket in PRODUCTS
 
 
 def scratch(func: Any, args: Sequence[Any], result: Any) -> int:
     """Return the bytes of the copies that such an operator of the CPU, which returned `result`, made."""
     if not isinstance(result, torch.Tensor) or result.is_complex():
         return 0
+    if (first := PRODUCTS.get(func._overloadpacket)) is not None:
+        return _of_product(args[first], args[first + 1], result)
     if func._overloadpacket in WIDENED:
         narrow = result.dtype.is_floating_point and result.dtype.itemsize < torch.float32.itemsize
         return copies([elements(result)], torch.float32) if narrow else 0
@@ -55,6 +66,13 @@ def scratch(func: Any, args: Sequence[Any], result: Any) -> int:
     elif result.dtype is not torch.bool:
         return copies(map(elements, operands), result.dtype)
     return copies(map(elements, operands), _common(args))
+
+
+def _of_product(one: torch.Tensor, other: torch.Tensor, result: torch.Tensor) -> int:
+    by_columns = one.stride(-2) == 1 != one.stride(-1) and other.stride(-1) == 1
+    if MULTIPLIED.get(result.dtype, True) or not by_columns:
+        return 0
+    return result.shape[-2] * result.shape[-1] * torch.float32.itemsize
 
 
 def elements(tensor: torch.Tensor) -> Elements:

@@ -30,14 +30,17 @@ COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 """Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
 DEVICE = torch.ops.prim.device.default
 ADD, ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+INDEX_PUT = torch.ops.aten.index_put.default
 INTO_ZEROS = {
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.scatter.value: torch.ops.aten.scatter_.value,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    INDEX_PUT: torch.ops.aten.index_put_.default,
+    torch.ops.aten.put.default: torch.ops.aten.put_.default,
 }
-"""How autograd writes the gradient of a gather, a sort, a selection or a largest value into zeros: without a mode it
-does so in place."""
+"""How autograd writes the gradient of a gather, a sort, a selection, an index or a largest value into zeros: in place
+where there is no mode."""
 ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 BILINEAR = torch.ops.aten._trilinear.default
 ENGINE = "_engine_run_backward"
@@ -117,7 +120,7 @@ class LiveStorage(TorchDispatchMode):
             if called_by_autograd:
                 if func is ADD and self._sums_in_place(*args, **kwargs or {}):
                     func = ADD_IN_PLACE
-                elif func is not ADD and self._alone is not None and _holders(args[0]) == self._alone:
+                elif func is not ADD and self._holds_alone(func, args[0]):
                     func = INTO_ZEROS[func]
             result = self.run_operator(func, args, kwargs or {})
             self._operator = func._overloadpacket.__name__
@@ -143,6 +146,13 @@ class LiveStorage(TorchDispatchMode):
         equal = one.shape == other.shape and one.dtype == other.dtype and alpha == 1 and not torch.is_grad_enabled()
         whole = one.numel() * one.element_size() == one.untyped_storage().nbytes()
         return self._alone is not None and equal and whole and _holders(one) == self._alone
+
+    def _holds_alone(self, func: Any, zeros: torch.Tensor) -> bool:
+        """Check whether autograd alone holds zeros; that of an index holds them by two names."""
+        if self._alone is None:
+            return False
+        tensors, storages = self._alone
+        return _holders(zeros) == (tensors + (func is INDEX_PUT), storages)
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""

@@ -123,6 +123,8 @@ CASES = {
     "types: a choice among 16 and 32 bits": operator(lambda x, y, at: torch.where(at, x, y), HALF, FLOAT, TRUTH),
     "types: a row that is repeated": operator(lambda x, y: x * y[0], FLOAT, HALF),
     "types: a gather in 16 bits": operator(lambda x, at: x.gather(1, at), HALF, WHOLE),
+    "types: a product in 16 bits": operator(torch.matmul, HALF, HALF),
+    "types: a product in 16 bits that lies by columns": operator(lambda x, y: x.T @ y, HALF, HALF, trains=False),
     "types: a sum into rows in 16 bits": operator(lambda x, at: x.scatter_add(1, at, x), HALF, WHOLE, trains=False),
     "reduction to the third of a row": operator(lambda x: x.kthvalue(3, 1)[0], HALF, trains=False),
     "reduction of truths": operator(torch.sum, TRUTH),
