@@ -16,6 +16,8 @@ from harness.records.roofline import Operations, Rates, roofline
 
 LONGEST, LARGEST = 2.0, 1 / 8
 """Seconds that a call takes, and the share of the memory that it moves, above which it is not timed."""
+SLOWER = 10.0
+"""How often the time of the roofline calls take at most, when it is asked whether timing them is of use."""
 SPENT_SECONDS = 20.0
 """How long calls are timed at once, the shortest first, if nothing else is said; the next time the others are."""
 
@@ -64,13 +66,28 @@ def with_calls(
     expected = {call: _seconds(each, rates, most) for call, each in calls.items() if call not in known}
     short = {call: seconds for call, seconds in expected.items() if seconds is not None}
     missing = sorted(short, key=short.__getitem__)
-    if missing:
-        before = interference.snapshot()
+    before = interference.snapshot()
+    if missing and not interference.disturbances(before, before):  # where others want to run now, nothing is of use
         timed = _timed(place, missing, SPENT_SECONDS if spent_seconds is None else spent_seconds)
         if not interference.disturbances(before, interference.snapshot()):
             known |= timed
             _write(path, stored)
     return replace(rates, calls={call: seconds for call in calls if (seconds := known.get(call)) is not None})
+
+
+def may_be_timed(work: Iterable[Operations], share: float, place: Place, rates: Rates) -> bool:
+    """Check whether calls that can be timed may make a share of a step's time, even `SLOWER` than the roofline says."""
+    timed = left_out = 0.0
+    most = LARGEST * _memory(place)
+    for each in work:
+        bound = roofline(each, rates)
+        if bound is None:
+            return False
+        if not each.call or _seconds(each, rates, most) is None:
+            left_out += bound
+        else:
+            timed += SLOWER * bound
+    return timed >= share * (timed + left_out)
 
 
 def _seconds(work: Operations, rates: Rates, most: float) -> float | None:

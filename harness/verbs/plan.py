@@ -209,7 +209,10 @@ def _with_calls(machine: Machine, predicted: Sequence[tuple[Case, Record]]) -> M
     for place, each in rates.items():
         here = [(case, record) for case, record in predicted if case.place == place]
         if any(row_of(case, record, machine).fits is not False for case, record in here):
-            work = [work for _, record in here for work in record.prediction.predicted_work]
+            steps = [record.prediction.predicted_work for _, record in here]
+            if machine.timing_seconds is not None:  # for ratios alone, and not to rank rows
+                steps = [step for step in steps if throughput.may_be_timed(step, TIMED, place, each)]
+            work = [work for step in steps for work in step]
             rates[place] = throughput.with_calls(each, place, work, machine.cache, machine.timing_seconds)
     return replace(machine, rates=rates)
 

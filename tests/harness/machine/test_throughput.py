@@ -136,6 +136,21 @@ def test_a_call_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert throughput.with_calls(RATES, TORCH, [Operations("float32", 1e9, 10)], tmp_path).calls == {}
 
 
+def test_calls_are_not_timed_where_others_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: pytest.fail("it was timed for nothing"))
+    monkeypatch.setattr(interference, "disturbances", lambda before, after: ("crowded",) if after == before else ())
+    assert throughput.with_calls(RATES, TORCH, [product(64)], tmp_path).calls == {}
+
+
+def test_a_step_whose_calls_are_too_long_is_not_worth_timing() -> None:
+    short, long = product(64), product(64)._replace(flops=1e13)
+    assert throughput.may_be_timed([short], 0.9, TORCH, RATES)
+    assert throughput.may_be_timed([short._replace(flops=1e13, times=20_000), long], 0.5, TORCH, RATES), "ten times"
+    assert not throughput.may_be_timed([short, long], 0.9, TORCH, RATES)
+    assert not throughput.may_be_timed([Operations("float32", 1e9, 10)], 0.9, TORCH, RATES), "no call of its own"
+    assert not throughput.may_be_timed([short._replace(dtype="float16")], 0.9, TORCH, RATES), "no rate"
+
+
 @pytest.mark.usefixtures("quiet", "timed_here")
 def test_what_cannot_be_made_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Operations("float32", 10.0, 10, json.dumps(["aten.nothing.default", [], {"options": {}}]))

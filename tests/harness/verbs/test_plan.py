@@ -582,6 +582,20 @@ def test_operators_are_timed_only_where_a_step_fits(
     assert timed == [Place("torch", "cpu")]
 
 
+def test_a_plan_times_no_operators_of_steps_that_get_no_ratio(
+    path: Path, tmp_path: Path, rates_in: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = plan(path)
+    timed: list[int] = []
+    monkeypatch.setattr(throughput, "with_calls", lambda rates, place, work, *_: timed.append(len(work)) or rates)
+    here = this_machine(whole.places, rates_in(tmp_path) / "harness")
+    of_plan(whole, LOADED, (), replace(here, timing_seconds=4.0))
+    monkeypatch.setattr(throughput, "LONGEST", 0.0)
+    of_plan(whole, LOADED, (), replace(here, timing_seconds=4.0))
+    of_plan(whole, LOADED, (), here)
+    assert timed[0] == timed[2] > 0 == timed[1], "advice ranks rows by what it knows of them"
+
+
 @pytest.mark.slow
 def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp_path: Path, ran: Ran) -> None:
     text = SUITE.replace("rounds: 1", "rounds: 2").replace("  - bfloat16\n", "").replace("  - fused_loss\n", "")
