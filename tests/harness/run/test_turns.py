@@ -78,11 +78,19 @@ def harness_strategies():
 '''
 
 
-@pytest.fixture
-def plugin(tmp_path: Path) -> Path:
-    path = tmp_path / "noting.py"
+@pytest.fixture(scope="module")
+def noting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file for all tests, so that one template has loaded it for all."""
+    path = tmp_path_factory.mktemp("noting") / "noting.py"
     path.write_text(NOTING, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def plugin(noting: Path) -> Path:
+    """The plugin, of which nothing is noted yet."""
+    noting.with_suffix(".notes").unlink(missing_ok=True)
+    return noting
 
 
 def task(plugin: Path, name: str, **settings: Any) -> Task:
@@ -179,8 +187,7 @@ def test_a_deadline_counts_the_seconds_in_which_a_process_runs(plugin: Path) -> 
     assert one_at_a_time(notes(plugin, "step")), "what has to be ended ends before others go on"
 
 
-def test_an_interrupt_leaves_none_that_waits(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "_pool", template._Pool())
+def test_an_interrupt_leaves_none_that_waits(plugin: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def interrupted(number: int) -> None:
@@ -190,7 +197,7 @@ def test_an_interrupt_leaves_none_that_waits(plugin: Path, monkeypatch: pytest.M
     rows = [task(plugin, "ticking") for _ in range(3)]
     with pytest.raises(KeyboardInterrupt):
         turns.run(rows, 1, 60.0, lambda phase: None, Random(1), interrupted)
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before | template.processes()
 
 
 def test_one_that_is_killed_while_it_waits_stops_nobody(plugin: Path) -> None:
