@@ -48,6 +48,7 @@ ENGINE = "_engine_run_backward"
 MAPPED = 1 << 16
 """Bytes from which an array has pages of its own, which it gives back. Smaller ones lie in a heap of which only the end
 can be given back, and something that stays lies there: places of those that are gone serve small ones that come."""
+HEAP = "free places of the heap"
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
 
@@ -80,7 +81,7 @@ class LiveStorage(TorchDispatchMode):
         self.ledger = Ledger()
         self.called: list[str] = []
         self._operator = ""
-        self._top, self._top_at = -1, 0
+        self._top, self._top_at, self._top_free = -1, 0, 0
         self._known: dict[int, tuple[weakref.ref[Any], Piece, int]] = {}
         self.kernels, self.graph, self.packing = Kernels(kernels), Graph(), Packing()
         self._alone = _holders_of_first_gradient()
@@ -103,7 +104,7 @@ class LiveStorage(TorchDispatchMode):
             now = self.now()
             self.peaks[self.current] = max(self.peaks.get(self.current, 0), now)
             if now > self._top:
-                self._top, self._top_at = now, len(self.ledger.changes)
+                self._top, self._top_at, self._top_free = now, len(self.ledger.changes), self._heap - self._small
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -239,7 +240,9 @@ class LiveStorage(TorchDispatchMode):
 
     def standing(self) -> tuple[Standing, ...]:
         """Return what stood at the highest peak, by who made it, the largest first."""
-        return self.ledger.standing(self._top_at, self.room)
+        standing = self.ledger.standing(self._top_at, self.room)
+        free = (Standing(HEAP, "", self._top_free, 0),) if self._top_free else ()
+        return tuple(sorted((*standing, *free), key=lambda each: each.bytes, reverse=True))
 
     def _room(self, tensor: torch.Tensor) -> str:
         """Return the name of the memory that a new storage lies in."""
