@@ -170,13 +170,19 @@ def calm(seconds: float = 0.2) -> None:
 def budget(bytes_above_base: int | None) -> Iterator[int | None]:
     """Bound the private writable memory to what is in use now plus the budget (RLIMIT_DATA); yield the limit.
 
-    A request beyond it fails cleanly: torch RuntimeError, JAX RESOURCE_EXHAUSTED, NumPy MemoryError.
+    A request beyond it fails cleanly: torch RuntimeError, JAX RESOURCE_EXHAUSTED, NumPy MemoryError. Raises ValueError
+    where the shell allows less.
     """
     if bytes_above_base is None:
         yield None
         return
     limit = read().data + bytes_above_base
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit > hard != resource.RLIM_INFINITY:
+        raise ValueError(
+            f"to hold a budget a process must be allowed {limit >> 20} MiB of data, and `ulimit -Hd` allows "
+            f"{hard >> 20}: raise it, or lower the budget"
+        )
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield limit

@@ -8,7 +8,7 @@ from statistics import median
 
 from harness import backends
 from harness.machine import facts, interference
-from harness.records import Case, Slot
+from harness.records import Case, Record, Slot
 from harness.run import turns
 from harness.run.bench import ATTEMPTS, Bench
 from harness.run.pacing import UNKNOWN, Pacing, pace
@@ -89,12 +89,25 @@ class Rounds:
             if len(together) > 1:  # what disturbs them meets all of them alike
                 self.time_together([(by_label[label], slots[label]) for label in together])
             for label in labels if len(together) < 2 else [label for label in labels if label not in together]:
-                if self.time_alone(by_label[label], slots[label]) and self.disturbed_twice < HOPELESS:
-                    self.disturbed_twice += self.time_alone(by_label[label], slots[label])
+                self.time_alone(by_label[label], slots[label])
 
-    def time_alone(self, case: Case, slot: Slot) -> bool:
-        """Time one process; return whether something disturbed it."""
-        return self.time_together([(case, slot)])
+    def time_alone(self, case: Case, slot: Slot) -> None:
+        """Time one process, and once more where something disturbed it.
+
+        The second counts, and is written last, unless it failed where the first ran.
+        """
+        records, disturbed = self.timed([(case, slot)])
+        if disturbed and self.disturbed_twice < HOPELESS:
+            again, disturbed = self.timed([(case, slot)])
+            self.disturbed_twice += disturbed
+            records = sorted([*records, *again], key=lambda record: record.status == "ok")
+        for record in records:
+            self.bench.keep(record, case, slot)
+
+    def time_together(self, timed: Sequence[tuple[Case, Slot]]) -> None:
+        """Time processes in turns, and write what they showed."""
+        for (case, slot), record in zip(timed, self.timed(timed)[0], strict=True):
+            self.bench.keep(record, case, slot)
 
     def takes_turns(self, case: Case) -> bool:
         """Check whether a case is one process on the CPU that can be stopped, and needs no machine to itself."""
@@ -107,8 +120,8 @@ class Rounds:
         children = known.children_bytes if known is not None else 0
         return OF_A_PROCESS + (self.bench.peak(case) or 0) * case.ranks + children
 
-    def time_together(self, timed: Sequence[tuple[Case, Slot]]) -> bool:
-        """Time processes in turns; return whether something disturbed them."""
+    def timed(self, timed: Sequence[tuple[Case, Slot]]) -> tuple[list[Record], bool]:
+        """Time processes in turns; return their records, and whether something disturbed them."""
         pacings = [self.pacing(case) for case, _ in timed]
         seed = f"{self.suite.seed}/{timed[0][0].comparison_key}/{timed[0][1].round}/{timed[0][1].block}"
         tasks = [
@@ -126,10 +139,11 @@ class Rounds:
         allowed = self.suite.timeout_seconds
         records = turns.run(tasks, self.bench.threads, allowed, self.bench.progress.phase, Random(seed), starting)
         disturbances = interference.disturbances(before, interference.snapshot(timed[0][0].place))
-        for (case, slot), pacing, record in zip(timed, pacings, records, strict=True):
-            flags = (*record.flags, *pacing.flags, *disturbances)
-            self.bench.keep(record.model_copy(update={"flags": flags}), case, slot)
-        return bool(disturbances)
+        flagged = [
+            record.model_copy(update={"flags": (*record.flags, *pacing.flags, *disturbances)})
+            for record, pacing in zip(records, pacings, strict=True)
+        ]
+        return flagged, bool(disturbances)
 
     def share_of_block(self, case: Case) -> float:
         """Return how long a process of a case keeps others waiting, as far as is known, in seconds.

@@ -194,6 +194,12 @@ def test_scratch_that_a_library_finds_no_memory_for_ran_out_of_it():
     assert seen["ran_out"] == "host"
 
 
+def test_a_budget_that_the_shell_does_not_allow_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (64 * MIB, 64 * MIB))
+    with pytest.raises(ValueError, match=r"`ulimit -Hd` allows 64: raise it"), memory.budget(1 << 40):
+        raise AssertionError("nothing runs without its bound")
+
+
 @alone
 def test_no_budget_sets_no_limit():
     with memory.budget(None) as limit:

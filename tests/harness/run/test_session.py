@@ -303,6 +303,22 @@ def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(mea
     assert len(flags) == 4 and all(each == [True, False] for each in flags.values())
 
 
+def test_a_disturbed_process_that_fails_when_it_is_run_again_keeps_its_figures(measuring, monkeypatch):
+    class Failing(Workers):
+        def __call__(self, task, *rest):
+            (record,) = super().__call__(task, *rest)
+            again = task.kind == "time" and len(self.timed) % 2 == 0
+            return [Record(status="timeout") if again else record]
+
+    monkeypatch.setattr(rounds.Rounds, "takes_turns", lambda self, case: False)
+    first = iter([("stolen",), ()] * 100)
+    monkeypatch.setattr(rounds.interference, "disturbances", lambda before, after: next(first))
+    measuring(Failing(scatter=0.005), keys="rounds: 1").measure()
+    statuses = Counter(record.status for record in filter(_is_time, measuring.records))
+    assert statuses == {"ok": 4, "timeout": 4}, "both are written"
+    assert all(row.status == "ok" and row.step_seconds for row in judge(measuring.records)[0].rows)
+
+
 def test_what_disturbs_a_block_is_marked_and_not_run_again_since_it_met_all_alike(measuring, monkeypatch):
     monkeypatch.setattr(rounds.interference, "disturbances", lambda before, after: ("stolen",))
     measuring(Workers(scatter=0.005), keys="rounds: 2").measure()
