@@ -14,6 +14,7 @@ chance), or when a line covers less than 95 %.
 
 import math
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 
 from harness.contract import plugins
 from harness.records import Record, store
@@ -30,7 +32,7 @@ from harness.verdicts.looks import LOOKS, Look, concluded, look
 from harness.verdicts.observed import of_steps
 from harness.verdicts.pooled import DECIDED, MARGIN, Pooled, Speed, pooled
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+ROOT = Path(__file__).resolve().parents[2]
 MIXED = (1.0, 1.0, 1.02, 1.05, 1.05, 1.1, 1.1, 1.2)
 EQUAL = (1.0,) * 8
 DRIFT = 0.049
@@ -86,9 +88,11 @@ def main() -> int:
 # the committed records
 
 
-def committed() -> list[Record]:
-    """Return the records of the newest file of each folder of results."""
-    return [record for path in store.newest(RESULTS) for record in store.read(path)[0]]
+def committed(root: Path = ROOT) -> list[Record]:
+    """Return the records of the newest file of each folder of results that git tracks, without runs of one's own."""
+    with TemporaryDirectory() as folder:
+        subprocess.run([ROOT / ".ci" / "tracked_results", folder], cwd=root, check=True)
+        return [record for path in store.newest(Path(folder) / "results") for record in store.read(path)[0]]
 
 
 def times(records: Iterable[Record], statistic: Callable[[Sequence[float]], float]) -> dict[str, Comparison]:

@@ -4,11 +4,13 @@
 """
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.records import Record, Slot, store
 from harness.verdicts import dunnett
 from harness.verdicts.looks import LOOKS
 from harness.verdicts.observed import of_steps
@@ -103,6 +105,17 @@ def test_blocks_of_a_long_round_are_as_honest(clock, shape):
     assert figures.false_rows <= 0.02
     assert figures.coverage >= 0.95
     assert figures.found[1.1] >= 0.8
+
+
+def test_a_run_of_ones_own_decides_nothing_of_the_clock(clock, tmp_path):
+    line = store.encoded(Record(slot=Slot(case="0", kind="memory")))
+    old, new = (tmp_path / "results" / "suite" / "machine" / f"{year}.jsonl" for year in (2025, 2026))
+    old.parent.mkdir(parents=True)
+    old.write_bytes(line)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "results"], cwd=tmp_path, check=True)
+    new.write_bytes(line + line)
+    assert len(clock.committed(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("baselines", [("baseline", "nothing"), ("baseline",)])
